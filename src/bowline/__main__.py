@@ -1,0 +1,5 @@
+"""`python -m bowline`."""
+
+from bowline.cli import main
+
+main()

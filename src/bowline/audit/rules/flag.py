@@ -1,0 +1,387 @@
+"""The flag against the bytes: what `config.json` says of a tie, and what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bowline.audit.evidence import Evidence, TieEvidence
+from bowline.audit.outcomes import Fate
+from bowline.audit.rules.rule import Observation, Severity, rule
+from bowline.tie import TieState
+
+CONFIG = "config.json"
+
+
+@rule("BW101", "tied-but-diverged", Severity.ERROR)
+def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
+    """The config says tied, but both tensors are stored and differ.
+
+    What: `tie_word_embeddings` is true and the checkpoint holds a head of its own whose values are not the
+    embedding's. The message says how many rows differ, by how much at most, and what the difference looks like:
+    added tokens, a merged low-rank delta, noise from a cast, or all rows.
+
+    Why it hurts: transformers 4 overwrites the trained head with the embedding without a word. transformers 5 keeps
+    both and warns, but its next `tie_weights()` or `resize_token_embeddings` destroys the head, and a save writes
+    the false flag again. vLLM before 0.29 dropped the head.
+
+    Example: LoRA trained on `lm_head` of a tied model and merged: the head moved, the flag did not.
+
+    Mend: `bowline audit --fix` sets the flag to false at every level, which is what the bytes say. If the head was
+    meant to be tied, remove it from the file instead; then one matrix serves both ends.
+
+    Threads: vllm-project/vllm#51063, huggingface/transformers#45127, huggingface/peft#2777
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.DIVERGED and tie.declared.flag.value and not _is_bias(tie) and tie.difference:
+            difference = tie.difference
+            yield Observation(
+                message=(
+                    f"{tie.tie.target} and {tie.tie.source} differ in {difference.rows_differing} of "
+                    f"{tie.target.shape[0] if tie.target else '?'} rows (by at most {difference.max_abs_difference:.3g}; "
+                    f"looks like {difference}), but {tie.declared.flag}"
+                ),
+                help="`bowline audit --fix` sets the flag to false; or remove the head from the file if it is not wanted",
+                tensors=(tie.tie.target, tie.tie.source),
+                file=CONFIG,
+                flag_from_bytes=_if_config_decides(evidence, tie, value=False),
+            )
+
+
+@rule("BW102", "untied-but-missing", Severity.ERROR)
+def untied_but_missing(evidence: Evidence) -> Iterator[Observation]:
+    """The config says untied, but the target is not stored.
+
+    What: `tie_word_embeddings` is false and the checkpoint holds the embedding alone.
+
+    Why it hurts: transformers draws the head at random, one row in a load report; vLLM leaves it as uninitialised
+    memory. The model loads, runs, and writes noise.
+
+    Example: a model tied at run time and saved while its config still said false: the save leaves the shared head
+    out, the next load makes a random one.
+
+    Mend: `bowline audit --fix` sets the flag to true, which is what the bytes say. If the head was trained, it is
+    lost from this file: fetch the checkpoint that has it.
+
+    Threads: huggingface/transformers#43429, vllm-project/vllm#33359
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.TARGET_MISSING and tie.declared.flag.value is False and _stored_as_is(evidence, tie):
+            fates = _loaders_with(evidence, tie, Fate.RANDOM)
+            if fates:
+                yield Observation(
+                    message=f"{tie.tie.target} is not stored, but {tie.declared.flag}: random in {fates}",
+                    help="`bowline audit --fix` sets the flag to true; if the head was trained, fetch the file that has it",
+                    tensors=(tie.tie.target, tie.tie.source),
+                    file=CONFIG,
+                    flag_from_bytes=_if_config_decides(evidence, tie, value=True),
+                )
+
+
+@rule("BW103", "flag-absent", Severity.WARNING)
+def flag_absent(evidence: Evidence) -> Iterator[Observation]:
+    """The flag is absent and the loaders' defaults differ.
+
+    What: no level of `config.json` states `tie_word_embeddings`, and transformers 4 and 5 take different values for
+    it in this family. For a class that neither knows, the base config's default is true in 4 and false in 5.
+
+    Why it hurts: the same files are two models. One version ties, the other draws a random head or keeps a stored
+    one.
+
+    Example: remote code written for transformers 4 that relies on the default, loaded by transformers 5.
+
+    Mend: `bowline audit --fix` writes the flag that the bytes make true.
+
+    Threads: huggingface/transformers#43429, huggingface/transformers#46400
+    """
+    if evidence.config is None:
+        return
+    truth = {
+        TieState.TARGET_MISSING: True,
+        TieState.EQUAL: True,
+        TieState.ALIAS: True,
+        TieState.DIVERGED: False,
+        TieState.INCOMPATIBLE: False,
+        TieState.SOURCE_MISSING: True,
+    }
+    for tie in evidence.ties:
+        asked = tie.declared.asked
+        if tie.declared.flag.path is None and len(set(asked.values())) > 1 and tie.tie.target == _main(evidence):
+            words = ", ".join(f"{loader} {'ties' if value else 'does not tie'}" for loader, value in sorted(asked.items()))
+            yield Observation(
+                message=f"tie_word_embeddings is absent and its default differs: {words} {tie.tie.target}",
+                help="`bowline audit --fix` writes the flag that the bytes make true",
+                tensors=(tie.tie.target, tie.tie.source),
+                file=CONFIG,
+                flag_from_bytes=truth.get(tie.state) if tie.state else None,
+            )
+
+
+@rule("BW104", "levels-disagree", Severity.WARNING)
+def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
+    """Levels of the config disagree about the flag.
+
+    What: a nested config states `tie_word_embeddings` at the top and in its text or decoder config, with different
+    values.
+
+    Why it hurts: which level counts depends on the loader and its version. transformers 5 asks the config of the
+    class that declares the tie, transformers 4 the text config, vLLM the top level. Where today's versions come to
+    the same decision this is information only.
+
+    Example: `tie_word_embeddings: true` at the top of a LLaVA config whose `text_config` says false.
+
+    Mend: `bowline audit --fix` writes the same value at every level, the one that the bytes make true.
+
+    Threads: vllm-project/vllm#51063, huggingface/transformers#45857
+    """
+    levels = {
+        path: value
+        for path, value in evidence.declaration.levels.items()
+        if evidence.config is not None and _is_text_level(evidence.config, path)
+    }
+    if len(set(levels.values())) < 2 or not evidence.ties:
+        return
+    main = next((tie for tie in evidence.ties if tie.tie.target == _main(evidence)), evidence.ties[0])
+    loaders_differ = len(set(main.declared.asked.values())) > 1 and not main.declared.unconditional
+    stated = ", ".join(f"{path}: {str(value).lower()}" for path, value in levels.items())
+    truth = {TieState.DIVERGED: False, TieState.INCOMPATIBLE: False, None: None}.get(main.state, True)
+    if main.state is TieState.EQUAL and main.declared.flag.value is False:
+        truth = False
+    yield Observation(
+        message=f"levels of the config disagree ({stated}); which one counts depends on the loader",
+        help="`bowline audit --fix` writes the value that the bytes make true at every level",
+        tensors=(main.tie.target,),
+        file=CONFIG,
+        severity=None if loaders_differ else Severity.INFO,
+        flag_from_bytes=truth if loaders_differ else None,
+    )
+
+
+@rule("BW105", "redundant-copy", Severity.WARNING)
+def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
+    """A tied target is stored a second time, with the same values.
+
+    What: the config says tied, and the file holds both tensors, equal in every value.
+
+    Why it hurts: the bytes are wasted on disk and in every download, and the pair is one careless edit away from
+    diverging. llama.cpp's converter writes both into the GGUF file.
+
+    Example: a state dict gathered from a sharded run and saved with both names.
+
+    Mend: remove the copy from the file, and its name from the index. Saving from transformers 5 leaves it out.
+
+    Threads: vllm-project/vllm#51665
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.EQUAL and tie.declared.flag.value and tie.target:
+            yield Observation(
+                message=f"{tie.tie.target} repeats {tie.tie.source} value by value: {_bytes(tie.target.nbytes)} wasted",
+                help="save the model again with transformers 5, which leaves the copy out",
+                tensors=(tie.tie.target, tie.tie.source),
+                file=tie.target.file,
+                severity=Severity.INFO if _is_bias(tie) else None,
+            )
+
+
+@rule("BW106", "both-missing", Severity.ERROR)
+def both_missing(evidence: Evidence) -> Iterator[Observation]:
+    """Neither end of a tie is stored.
+
+    What: the class declares the tie, and the file holds neither tensor under any name that the class loads.
+
+    Why it hurts: both ends are drawn at random.
+
+    Example: a shard that never arrived, or a state dict saved from a wrapper that put its own prefix on every name.
+
+    Mend: fetch the missing shard, or rename the tensors to what the class expects.
+
+    Threads: huggingface/transformers#43429
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.BOTH_MISSING and _stored_as_is(evidence, tie):
+            stands_alone = _is_bias(tie) or any(
+                other.state is not TieState.BOTH_MISSING and other.tie.source == tie.tie.source for other in evidence.ties
+            )
+            yield Observation(
+                message=f"neither {tie.tie.target} nor {tie.tie.source} is stored: both will be random",
+                help="fetch the missing shard, or rename the tensors to what the class expects",
+                tensors=(tie.tie.target, tie.tie.source),
+                severity=Severity.WARNING if stands_alone else None,
+            )
+
+
+@rule("BW107", "only-target-stored", Severity.WARNING)
+def only_target_stored(evidence: Evidence) -> Iterator[Observation]:
+    """Only the target of a tie is stored, not its source.
+
+    What: the head is in the file and the embedding is not.
+
+    Why it hurts: transformers 5 ties the embedding to the stored head. Others look for the embedding: vLLM leaves it
+    uninitialised, llama.cpp cannot convert the file. With the flag at false every loader draws a random embedding.
+
+    Example: a tool that removes duplicates and keeps the alphabetically first name.
+
+    Mend: store the matrix under the embedding's name.
+
+    Threads: huggingface/safetensors#98
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.SOURCE_MISSING and not _is_recorded_alias(evidence, tie) and not _is_bias(tie):
+            yield Observation(
+                message=f"{tie.tie.target} is stored but {tie.tie.source}, which owns the matrix, is not",
+                help=f"store the matrix as {tie.tie.source}",
+                tensors=(tie.tie.target, tie.tie.source),
+                severity=None if tie.declared.flag.value else Severity.ERROR,
+            )
+
+
+@rule("BW108", "incompatible", Severity.ERROR)
+def incompatible(evidence: Evidence) -> Iterator[Observation]:
+    """The two ends of a tie have different shapes or dtypes.
+
+    What: both are stored, and cannot be one matrix as they stand.
+
+    Why it hurts: two shapes: loaders refuse the file, or pad and cut. Two dtypes: transformers compares after
+    loading, finds values that a cast has changed, and leaves the pair untied.
+
+    Example: the embedding was resized for new tokens and the head was not.
+
+    Mend: bring the shorter end to the longer one's shape with its trained rows kept, or cast both to one dtype.
+
+    Threads: huggingface/transformers#35141
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.INCOMPATIBLE and tie.target and tie.source:
+            same = "; the values agree once cast" if tie.equal_when_cast else ""
+            yield Observation(
+                message=(
+                    f"{tie.tie.target} is {tie.target.dtype} {list(tie.target.shape)} but {tie.tie.source} is "
+                    f"{tie.source.dtype} {list(tie.source.shape)}{same}"
+                ),
+                help="resize both ends together, or cast both to one dtype, with the tool that made them differ",
+                tensors=(tie.tie.target, tie.tie.source),
+                severity=None if tie.declared.flag.value or tie.target.shape != tie.source.shape else Severity.INFO,
+            )
+
+
+@rule("BW110", "bias-diverged", Severity.ERROR)
+def bias_diverged(evidence: Evidence) -> Iterator[Observation]:
+    """The two names of an output bias hold different values.
+
+    What: BERT's head has one output-only bias under two names, `cls.predictions.bias` and
+    `cls.predictions.decoder.bias`; the file holds both and they differ.
+
+    Why it hurts: transformers 4 takes `cls.predictions.bias` for both, transformers 5 keeps them apart and computes
+    with the decoder's: different logits from the same file.
+
+    Example: a vocabulary resized by a tool that grew one of the two.
+
+    Mend: keep the one that was trained, and remove the other.
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.DIVERGED and _is_bias(tie) and tie.difference:
+            yield Observation(
+                message=(
+                    f"{tie.tie.target} and {tie.tie.source} are one bias under two names, but differ in "
+                    f"{tie.difference.rows_differing} entries (by at most {tie.difference.max_abs_difference:.3g})"
+                ),
+                help="keep the trained one and remove the other from the file",
+                tensors=(tie.tie.target, tie.tie.source),
+            )
+
+
+@rule("BW111", "stored-under-alias", Severity.WARNING)
+def stored_under_alias(evidence: Evidence) -> Iterator[Observation]:
+    """A shared tensor is stored under the name that other tools do not look for.
+
+    What: `safetensors.torch.save_model` keeps one name of a shared tensor, the alphabetically first, and records the
+    other in the file's metadata. For GPT-2 the kept name is `lm_head.weight`, not `transformer.wte.weight`.
+
+    Why it hurts: only `safetensors.torch.load_model` reads that record. transformers 5 ties to what is there, but
+    vLLM and llama.cpp find no embedding.
+
+    Example: `save_model(model, "model.safetensors")` on any tied model whose head sorts first.
+
+    Mend: save with `model.save_pretrained`, or rename the tensor to the embedding's name.
+
+    Threads: huggingface/safetensors#98, huggingface/safetensors#493
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.SOURCE_MISSING and _is_recorded_alias(evidence, tie):
+            yield Observation(
+                message=f"stored as {tie.tie.target}; the metadata says that {tie.tie.source} was dropped for it",
+                help=f"rename the tensor to {tie.tie.source}, or save with save_pretrained",
+                tensors=(tie.tie.target, tie.tie.source),
+            )
+
+
+@rule("BW112", "untied-but-equal", Severity.INFO)
+def untied_but_equal(evidence: Evidence) -> Iterator[Observation]:
+    """The config says untied, and both tensors hold the same values.
+
+    What: two tensors, equal in every value, and `tie_word_embeddings` is false.
+
+    Why it hurts: it does not, until the model is trained: the two then part ways. If they were meant to be tied, the
+    flag is wrong; if the head was just untied by a copy, all is well.
+
+    Example: `untie` before adding a LoRA on the head.
+
+    Mend: nothing, or set the flag to true if one matrix is meant.
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.EQUAL and tie.declared.flag.value is False and not _is_bias(tie):
+            yield Observation(
+                message=f"{tie.tie.target} equals {tie.tie.source} in every value, but {tie.declared.flag}",
+                help="nothing if the head was untied on purpose; else set the flag to true",
+                tensors=(tie.tie.target, tie.tie.source),
+            )
+
+
+def _main(evidence: Evidence) -> str | None:
+    """The target of the tie that the flag is about: the head's, else the first."""
+    targets = [tie.tie.target for tie in evidence.ties]
+    return evidence.declaration.head if evidence.declaration.head in targets else next(iter(targets), None)
+
+
+def _is_bias(tie: TieEvidence) -> bool:
+    return tie.tie.target.endswith("bias")
+
+
+def _stored_as_is(evidence: Evidence, tie: TieEvidence) -> bool:
+    """Not in a quantised form, under names such as `lm_head.qweight`."""
+    stem = tie.tie.target.removesuffix("weight")
+    return not any(name.startswith(stem) and name != f"{stem}bias" for name in evidence.tensors if name != tie.tie.target)
+
+
+def _is_recorded_alias(evidence: Evidence, tie: TieEvidence) -> bool:
+    return evidence.metadata.get(tie.tie.source) == tie.tie.target
+
+
+def _loaders_with(evidence: Evidence, tie: TieEvidence, fate: Fate) -> str:
+    loaders = [
+        loader
+        for loader, targets in evidence.outcomes.items()
+        if (outcome := targets.get(tie.tie.target)) and outcome.fate is fate
+    ]
+    return ", ".join(loaders)
+
+
+def _if_config_decides(evidence: Evidence, tie: TieEvidence, *, value: bool) -> bool | None:
+    """The flag to write, if any loader asks the config about this tie at all."""
+    asks = set(tie.declared.asked) - tie.declared.unconditional or evidence.declaration.inferred
+    return value if evidence.config is not None and asks else None
+
+
+def _is_text_level(config: object, path: str) -> bool:
+    """The top level, or a nested config that has a vocabulary."""
+    *keys, _ = path.split(".")
+    for key in keys:
+        config = config.get(key) if isinstance(config, dict) else None
+    return not keys or (isinstance(config, dict) and "vocab_size" in config)
+
+
+def _bytes(count: int) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count = count / 1000  # type: ignore[assignment]
+    return f"{count:.3g} GB"

@@ -1,0 +1,235 @@
+"""One pass over the rows of a vocabulary table, and over the tables tied to it in step with it.
+
+The pass runs on the stored bit patterns: the largest magnitude of a row, as bits, tells zero, infinite and NaN rows
+apart without decoding a single value, and equal bytes need no second look. Values are decoded for norms and where
+two tables differ. Blocks are small enough for the processor's cache, and each thread keeps its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import prod
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bowline.checkpoint.checkpoint import Checkpoint
+from bowline.checkpoint.dtypes import BITS, decode
+from bowline.checkpoint.tensor import StoredTensor
+
+__all__ = ["PairScan", "RowScan", "Scan", "can_scan", "scan_tables"]
+
+BLOCK_BYTES = 512 << 10
+NORM_ELEMENTS = 96 << 20
+"""A table of more elements than this has its row norms estimated from `NORM_COLUMNS` columns."""
+NORM_COLUMNS = 256
+MOST_THREADS = 8
+
+INFINITY_BITS = {
+    "F64": 0x7FF0000000000000,
+    "F32": 0x7F800000,
+    "F16": 0x7C00,
+    "BF16": 0x7F80,
+    "F8_E5M2": 0x7C,
+    "F8_E4M3": 0x7F,  # no infinity: the one pattern that is no number
+}
+"""A magnitude of at least this is not finite. These dtypes are scanned; others hold codes, not values."""
+
+Words = npt.NDArray[np.unsignedinteger[Any]]
+Values = npt.NDArray[Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class RowScan:
+    """What a table's rows are, one entry a row: magnitude bits, a fingerprint of the bytes, the norm."""
+
+    tensor: StoredTensor
+    largest_bits: Words
+    fingerprint: npt.NDArray[np.uint64]
+    square_norm: npt.NDArray[np.float32]
+    norm_columns: int | None
+    """From how many columns the norms were estimated; `None` when all were read."""
+
+    @property
+    def zero(self) -> npt.NDArray[np.bool_]:
+        """Rows of zeros, of either sign."""
+        return self.largest_bits == 0
+
+    @property
+    def not_finite(self) -> npt.NDArray[np.bool_]:
+        """Rows with an infinite value or a NaN."""
+        return self.largest_bits >= INFINITY_BITS[_scanned_dtype(self.tensor)]
+
+    @property
+    def norm(self) -> npt.NDArray[np.float32]:
+        """Euclidean norms, estimated for a large table."""
+        columns = prod(self.tensor.shape[1:])
+        scale = 1.0 if self.norm_columns is None else columns / self.norm_columns
+        with np.errstate(invalid="ignore"):
+            norm: npt.NDArray[np.float32] = np.sqrt(self.square_norm * np.float32(scale))
+        return norm
+
+
+@dataclass(slots=True, kw_only=True)
+class PairScan:
+    """Where a table differs from the one that it is tied to."""
+
+    tensor: StoredTensor
+    differs: npt.NDArray[np.bool_]
+    max_abs_difference: float = 0.0
+    has_nan: bool = False
+    equal_in_shorter: bool = True
+    """Whether the values agree once both are rounded to the shorter of two dtypes."""
+    lock: Lock = field(default_factory=Lock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """A table, and its comparison with each other table of the same shape."""
+
+    rows: RowScan
+    pairs: tuple[PairScan, ...]
+
+
+def can_scan(tensor: StoredTensor) -> bool:
+    """Whether the tensor is a table (or vector) of floating-point values."""
+    return _scanned_dtype(tensor) in INFINITY_BITS and bool(tensor.shape)
+
+
+def scan_tables(checkpoint: Checkpoint, first: StoredTensor, others: Sequence[StoredTensor] = ()) -> Scan:
+    """Read `first` once, and each of `others` (of the same shape) once beside it."""
+    rows, columns = first.shape[0], prod(first.shape[1:])
+    norm_columns = None if rows * columns <= NORM_ELEMENTS or columns <= NORM_COLUMNS else NORM_COLUMNS
+    scan = Scan(
+        rows=RowScan(
+            tensor=first,
+            largest_bits=np.zeros(rows, _word_type(first)),
+            fingerprint=np.zeros(rows, np.uint64),
+            square_norm=np.zeros(rows, np.float32),
+            norm_columns=norm_columns,
+        ),
+        pairs=tuple(PairScan(tensor=other, differs=np.zeros(rows, np.bool_)) for other in others),
+    )
+    step = max(1, BLOCK_BYTES * 8 // max(1, columns * BITS[first.dtype]))
+
+    def scan_range(start: int, stop: int) -> None:
+        table = _Reader(checkpoint, first, step)
+        beside = [_Reader(checkpoint, other, step) for other in others]
+        for at in range(start, stop, step):
+            end = min(at + step, stop)
+            words = table.words(at, end)
+            _describe_rows(scan.rows, table, words, at, end)
+            for pair, reader in zip(scan.pairs, beside, strict=True):
+                _compare_rows(pair, scan.rows, table, words, reader, at, end)
+
+    _in_ranges(rows, step, scan_range)
+    return scan
+
+
+class _Reader:
+    """Blocks of one tensor as bit patterns, `(n, columns)`, in a buffer that is used again for each block."""
+
+    def __init__(self, checkpoint: Checkpoint, tensor: StoredTensor, step: int) -> None:
+        self.checkpoint = checkpoint
+        self.tensor = tensor
+        self.columns = prod(tensor.shape[1:])
+        self._type = _word_type(tensor)
+        self._buffer = np.empty(step * self.columns, self._type) if tensor.strides is None else None
+
+    def words(self, start: int, stop: int) -> Words:
+        if self._buffer is None:
+            rows = np.ascontiguousarray(self.checkpoint.rows(self.tensor.name, start, stop))
+            return rows.reshape(stop - start, self.columns).view(self._type)
+        block = self._buffer[: (stop - start) * self.columns]
+        self.checkpoint.read_rows_into(self.tensor.name, start, memoryview(block).cast("B"))
+        return block.reshape(stop - start, self.columns)
+
+    def values(self, words: Words) -> Values:
+        """The numbers that the patterns stand for, exact, in float32 or wider."""
+        dtype = _scanned_dtype(self.tensor)
+        if dtype == "F32":
+            return words.view(np.float32)
+        if dtype == "F64":
+            return words.view(np.float64)
+        if dtype == "BF16":
+            return np.left_shift(words, 16, dtype=np.uint32).view(np.float32)
+        return decode(np.ascontiguousarray(words).view(np.uint8), dtype, words.shape).astype(np.float32, copy=False)
+
+
+def _describe_rows(scan: RowScan, reader: _Reader, words: Words, start: int, stop: int) -> None:
+    magnitude = words.dtype.type(np.iinfo(words.dtype).max >> 1)
+    scan.largest_bits[start:stop] = np.bitwise_and(words, magnitude).max(axis=1, initial=0)
+    scan.fingerprint[start:stop] = _wide_words(words).sum(axis=1, dtype=np.uint64)
+    values = reader.values(words if scan.norm_columns is None else words[:, : scan.norm_columns])
+    with np.errstate(invalid="ignore", over="ignore"):
+        scan.square_norm[start:stop] = np.einsum("ij,ij->i", values, values)
+
+
+def _compare_rows(
+    pair: PairScan, first: RowScan, reader: _Reader, words: Words, other: _Reader, start: int, stop: int
+) -> None:
+    beside = other.words(start, stop)
+    same_dtype = reader.tensor.dtype == other.tensor.dtype
+    if same_dtype and np.array_equal(_wide_words(words), _wide_words(beside)):
+        if (first.largest_bits[start:stop] > INFINITY_BITS[_scanned_dtype(first.tensor)]).any():
+            pair.has_nan = True
+        return
+    left, right = reader.values(words), other.values(beside)
+    nan_left, nan_right = np.isnan(left), np.isnan(right)
+    pair.differs[start:stop] = ((left != right) & ~(nan_left & nan_right)).any(axis=1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.abs(np.subtract(left, right, dtype=np.float64))
+    largest = float(distance.max(initial=0.0, where=np.isfinite(distance)))
+    with pair.lock:
+        pair.has_nan = pair.has_nan or bool(nan_left.any() or nan_right.any())
+        pair.max_abs_difference = max(pair.max_abs_difference, largest)
+        if not same_dtype and pair.equal_in_shorter:
+            shorter = min(reader.tensor.dtype, other.tensor.dtype, key=lambda dtype: BITS[dtype])
+            pair.equal_in_shorter = bool(np.array_equal(rounded(left, shorter), rounded(right, shorter)))
+
+
+def rounded(values: Values, dtype: str) -> Values:
+    """Values as a shorter floating-point dtype would hold them: to nearest, ties to even."""
+    if dtype == "BF16":
+        bits = values.astype(np.float32).view(np.uint32)
+        up = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        short: Values = ((bits + up) & np.uint32(0xFFFF0000)).view(np.float32)
+        return short
+    if dtype == "F16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).astype(np.float32)
+    return values.astype(np.float32)
+
+
+def _wide_words(words: Words) -> Words:
+    """The same bytes as words of 64 bits where a row's length allows: the fewer, the faster."""
+    row_bytes = words.shape[1] * words.dtype.itemsize
+    return words.view(np.uint64) if row_bytes and row_bytes % 8 == 0 and words.flags.c_contiguous else words
+
+
+def _scanned_dtype(tensor: StoredTensor) -> str:
+    """Strided tensors come decoded: as float32 where numpy lacks their dtype."""
+    if tensor.strides is not None and tensor.dtype not in ("F64", "F32", "F16"):
+        return "F32" if tensor.dtype in INFINITY_BITS else tensor.dtype
+    return tensor.dtype
+
+
+def _word_type(tensor: StoredTensor) -> np.dtype[Any]:
+    return np.dtype(f"<u{BITS[_scanned_dtype(tensor)] // 8}")
+
+
+def _in_ranges(rows: int, step: int, work: Callable[[int, int], None]) -> None:
+    """Split `rows` among threads in whole blocks; numpy and the disk let go of the interpreter."""
+    threads = max(1, min(MOST_THREADS, os.cpu_count() or 1, rows // (4 * step)))
+    if threads == 1:
+        work(0, rows)
+        return
+    share = -(-rows // threads // step) * step
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(work, at, min(at + share, rows)) for at in range(0, rows, share)]:
+            done.result()

@@ -1,0 +1,150 @@
+"""Reading the vocabulary's tables: each once, with the tables tied to it beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bowline.audit.difference import Difference, explain_difference
+from bowline.audit.evidence import TieEvidence, compare_headers
+from bowline.audit.scan import PairScan, RowScan, can_scan, scan_tables
+from bowline.audit.vocabulary import PaddingRow, TableRows, classify_padding, describe_table
+from bowline.checkpoint.checkpoint import Checkpoint
+from bowline.checkpoint.tensor import StoredTensor
+from bowline.families.declaration import Declaration
+from bowline.families.table import lookup
+from bowline.geometry import GeometryReport, describe, sample_rows
+from bowline.tie import TieState
+
+__all__ = ["TablesRead", "read_tables"]
+
+WHOLE_TABLE_BYTES = 64 << 20
+"""A table of at most this many bytes (as float32) has its geometry measured whole, a larger one on a sample."""
+SAMPLE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablesRead:
+    """What the values say."""
+
+    ties: tuple[TieEvidence, ...]
+    tables: tuple[TableRows, ...]
+    padding: PaddingRow | None
+    geometry: GeometryReport | None
+
+
+def read_tables(checkpoint: Checkpoint, declaration: Declaration) -> TablesRead:
+    """Scan the embedding, the head, and every tensor tied to another."""
+    tensors = checkpoint.tensors
+    by_headers = [compare_headers(tensors, declared) for declared in declaration.ties]
+    scans: dict[str, RowScan] = {}
+    pairs: dict[str, PairScan] = {}
+    for source, targets in _groups(by_headers, declaration, tensors).items():
+        scan = scan_tables(checkpoint, source, targets)
+        scans[source.name] = scan.rows
+        pairs.update((pair.tensor.name, pair) for pair in scan.pairs)
+    ties = tuple(_settle(checkpoint, tie, pairs) for tie in by_headers)
+    for tie in ties:  # a head that is its own table has rows of its own to look at
+        if tie.target is not None and tie.target.name not in scans and _has_own_rows(tie) and can_scan(tie.target):
+            scans[tie.target.name] = scan_tables(checkpoint, tie.target).rows
+    spread = _number(checkpoint, "initializer_range")
+    tables = tuple(describe_table(checkpoint, scan, spread) for scan in scans.values() if len(scan.tensor.shape) == 2)
+    embedding = tensors.get(declaration.embedding or "")
+    main = embedding if embedding is not None and embedding.name in scans else None
+    if main is None or len(main.shape) != 2:
+        return TablesRead(ties=ties, tables=tables, padding=None, geometry=None)
+    table = next(table for table in tables if table.name == main.name)
+    return TablesRead(
+        ties=ties,
+        tables=tables,
+        padding=_padding(checkpoint, scans[main.name], table, spread),
+        geometry=_geometry(checkpoint, main),
+    )
+
+
+def _groups(
+    ties: Iterable[TieEvidence], declaration: Declaration, tensors: Mapping[str, StoredTensor]
+) -> dict[StoredTensor, list[StoredTensor]]:
+    """Each table to read, with the stored targets of its shape; ends that are one storage are read once."""
+    groups: dict[StoredTensor, list[StoredTensor]] = {}
+    for name in (declaration.embedding, declaration.head):
+        tensor = tensors.get(name or "")
+        tied = any(tie.tie.target == name and tie.source is not None for tie in ties)
+        if tensor is not None and can_scan(tensor) and not tied:
+            groups.setdefault(tensor, [])
+    for tie in ties:
+        if tie.target is None or tie.source is None or not (can_scan(tie.target) and can_scan(tie.source)):
+            continue
+        beside = groups.setdefault(tie.source, [])
+        if tie.target.shape == tie.source.shape and not tie.target.same_storage(tie.source):
+            beside.append(tie.target)
+    return groups
+
+
+def _settle(checkpoint: Checkpoint, tie: TieEvidence, pairs: Mapping[str, PairScan]) -> TieEvidence:
+    pair = pairs.get(tie.tie.target)
+    if pair is None or tie.source is None:
+        if tie.state is None:  # codes, not values: only their bytes can be compared
+            return _settle_by_bytes(checkpoint, tie)
+        return tie
+    difference = explain_difference(checkpoint, pair, tie.source)
+    state = tie.state or (TieState.EQUAL if difference is None else TieState.DIVERGED)
+    cast = tie.state is TieState.INCOMPATIBLE and pair.equal_in_shorter
+    return replace(tie, state=state, difference=difference, has_nan=pair.has_nan, equal_when_cast=cast)
+
+
+def _settle_by_bytes(checkpoint: Checkpoint, tie: TieEvidence) -> TieEvidence:
+    from bowline.audit.difference import Cause
+
+    assert tie.target is not None
+    where: list[int] = []
+    for (start, left), (_, right) in zip(
+        checkpoint.blocks(tie.tie.target), checkpoint.blocks(tie.tie.source), strict=True
+    ):
+        unequal = (left != right).reshape(len(left), -1).any(axis=1)
+        where.extend(int(row) + start for row in np.flatnonzero(unequal))
+    if not where:
+        return replace(tie, state=TieState.EQUAL)
+    cause = Cause.ALL_ROWS if len(where) == tie.target.shape[0] else Cause.SOME_ROWS
+    difference = Difference(
+        rows_differing=len(where), some_rows=tuple(where[:8]), max_abs_difference=0.0, cause=cause
+    )
+    return replace(tie, state=TieState.DIVERGED, difference=difference)
+
+
+def _has_own_rows(tie: TieEvidence) -> bool:
+    return tie.state in (TieState.DIVERGED, TieState.INCOMPATIBLE, TieState.SOURCE_MISSING)
+
+
+def _padding(checkpoint: Checkpoint, scan: RowScan, table: TableRows, spread: float | None) -> PaddingRow | None:
+    pad = _number(checkpoint, "pad_token_id")
+    if pad is None or pad != int(pad) or not 0 <= pad < table.rows:
+        return None
+    return classify_padding(checkpoint, scan, table, int(pad), spread)
+
+
+def _number(checkpoint: Checkpoint, key: str) -> float | None:
+    """A number of the config, at the top or in its text config."""
+    config = checkpoint.config or {}
+    for path in (key, f"text_config.{key}"):
+        value = lookup(config, path)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def _geometry(checkpoint: Checkpoint, tensor: StoredTensor) -> GeometryReport:
+    rows, columns = tensor.shape
+    if rows * columns * 4 <= WHOLE_TABLE_BYTES:
+        table = np.empty((rows, columns), np.float32)
+        for start, block in checkpoint.blocks(tensor.name):
+            table[start : start + len(block)] = block
+        return describe(table, rows=rows)
+    chosen = sample_rows(rows, columns, budget_bytes=SAMPLE_BYTES)
+    assert chosen is not None
+    taken = np.empty((len(chosen), columns), np.float32)
+    for at, row in enumerate(map(int, chosen)):
+        taken[at] = checkpoint.rows(tensor.name, row, row + 1)[0]
+    return describe(taken, rows=rows)

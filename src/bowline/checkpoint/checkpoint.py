@@ -1,0 +1,229 @@
+"""A checkpoint, opened: its config, its tensors by name, and their rows as numpy."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from bowline.checkpoint.dtypes import BITS, decode
+from bowline.checkpoint.fileset import FileSet
+from bowline.checkpoint.lint import Lint, LintKind
+from bowline.checkpoint.local import LocalDirectory
+from bowline.checkpoint.source import ByteSource
+from bowline.checkpoint.strict_json import loads
+from bowline.checkpoint.tensor import StoredTensor
+from bowline.checkpoint.weights import INDEX_SUFFIX, Weights, is_weight_file, read_weights
+from bowline.errors import CheckpointError, FormatError, NoCheckpointError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["Checkpoint", "open_checkpoint"]
+
+CONFIG = "config.json"
+BLOCK_BYTES = 1 << 20
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[^\s@]+)?")
+
+
+def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
+    """Open a model where it lies: a directory, one of its files, or a Hub repository (`org/name[@revision]`).
+
+    Only headers and `config.json` are read here; tensors when they are asked for. What is on disk comes before
+    what is on the Hub.
+
+    Raises:
+        NoCheckpointError: nothing of that name, or no model in it.
+        CheckpointError: it cannot be read; the subclass says whether the bytes, a pickle or the network is at fault.
+
+    Example:
+        >>> with open_checkpoint(minilm) as checkpoint:  # doctest: +SKIP
+        ...     checkpoint.tensors["embeddings.word_embeddings.weight"].shape
+        (30522, 384)
+    """
+    name = os.fspath(place)
+    if not name:
+        raise UsageError("an empty path", help="give a directory, a file or org/name")
+    path = Path(name)
+    if os.path.lexists(path):
+        if path.is_dir():
+            return Checkpoint(LocalDirectory(path))
+        if path.name == CONFIG:
+            return Checkpoint(LocalDirectory(path.parent))
+        if is_weight_file(path.name) or path.name.endswith(INDEX_SUFFIX):
+            return Checkpoint(LocalDirectory(path.parent), only=path.name, location=name)
+        raise NoCheckpointError(
+            f"{name}: expected a directory, *.safetensors, *.bin, an index or config.json",
+            help="give the directory that holds config.json and the weights",
+        )
+    if isinstance(place, str) and HUB_NAME.fullmatch(name) and not is_weight_file(name):
+        from bowline.checkpoint.hub import HubRepository  # the network is for those who ask for it
+
+        return Checkpoint(HubRepository.open_repository(name))
+    raise NoCheckpointError(
+        f"{name}: no such file or directory", help="check the path, or give a Hub repository as org/name"
+    )
+
+
+class Checkpoint:
+    """One model's files as one mapping: `tensors[name]` says what is stored, `rows(name)` gives the values.
+
+    `config` is `config.json` as it is written, or `None` when it is missing or malformed (`lints` says which).
+    Use it as a context manager, or `close()` it.
+    """
+
+    def __init__(self, files: FileSet, only: str | None = None, location: str | None = None) -> None:
+        self.files = files
+        self.location = location or files.location
+        self._sources: dict[str, ByteSource] = {}
+        try:
+            self._weights: Weights = read_weights(files, only)
+        except BaseException:
+            files.close()
+            raise
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """Every stored tensor by name."""
+        return self._weights.tensors
+
+    @property
+    def weight_files(self) -> tuple[str, ...]:
+        """The files that hold the tensors."""
+        return self._weights.files
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """safetensors' `__metadata__`, of all files together."""
+        return self._weights.metadata
+
+    @cached_property
+    def lints(self) -> tuple[Lint, ...]:
+        """What is wrong with the files, although they could be read."""
+        return self._weights.lints + self._config_and_lints[1]
+
+    @property
+    def config(self) -> Mapping[str, Any] | None:
+        """`config.json`, or `None`."""
+        return self._config_and_lints[0]
+
+    @cached_property
+    def _config_and_lints(self) -> tuple[Mapping[str, Any] | None, tuple[Lint, ...]]:
+        if not self.files.has(CONFIG):
+            return None, (
+                Lint(
+                    kind=LintKind.CONFIG_MISSING,
+                    message=f"no {CONFIG} beside the weights; names and shapes are all there is to go by",
+                ),
+            )
+        try:
+            content = loads(self.files.read(CONFIG), CONFIG, allow_nonfinite=True)
+            if not isinstance(content, dict):
+                raise FormatError(f"{CONFIG}: expected an object, got {type(content).__name__}")
+        except CheckpointError as error:
+            return None, (Lint(kind=LintKind.CONFIG_MALFORMED, message=error.message, files=(CONFIG,)),)
+        return content, ()
+
+    def json(self, name: str) -> Any:
+        """A JSON file of the checkpoint, or `None` when it is not there. Raises `FormatError` on bad JSON."""
+        return loads(self.files.read(name), name, allow_nonfinite=True) if self.files.has(name) else None
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        """Rows `[start, stop)` of a tensor (along its first axis), exact, in native numpy types.
+
+        bf16 and the 8-bit floats come as float32, which holds each of their values exactly.
+
+        Raises:
+            UsageError: no such tensor, or rows that it does not have.
+            CheckpointError: the bytes cannot be read.
+        """
+        tensor = self._tensor(name)
+        count = _row_count(tensor)
+        stop = count if stop is None else stop
+        if not 0 <= start <= stop <= count:
+            raise UsageError(f"{name}: rows {start} to {stop} were asked for, it has {count}")
+        shape = (stop - start, *tensor.shape[1:]) if tensor.shape else ()
+        if tensor.strides is not None:
+            return self._strided(tensor, start, shape)
+        buffer = bytearray(math.prod(shape) * BITS[tensor.dtype] // 8)
+        self.read_rows_into(name, start, memoryview(buffer))
+        return decode(buffer, tensor.dtype, shape)
+
+    def blocks(self, name: str, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """A tensor in blocks of whole rows, `(first row, rows)`: memory stays bounded whatever its size."""
+        tensor = self._tensor(name)
+        count = _row_count(tensor)
+        step = max(1, block_bytes // max(1, row_bytes(tensor)))
+        for start in range(0, count, step):
+            yield start, self.rows(name, start, min(start + step, count))
+
+    def read_rows_into(self, name: str, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the stored bytes from row `start` on. Only for tensors without strides."""
+        tensor = self._tensor(name)
+        if tensor.strides is not None:
+            raise FormatError(f"{name}: stored with strides {tensor.strides}, expected rows without gaps")
+        per_row = row_bytes(tensor)
+        if start * per_row + buffer.nbytes > tensor.nbytes:
+            raise UsageError(f"{name}: {buffer.nbytes} bytes from row {start} were asked for, it has {tensor.nbytes}")
+        self._source(tensor.file).read_into(tensor.offset + start * per_row, buffer)
+
+    def _strided(self, tensor: StoredTensor, start: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Rows of a view: the bytes that they span are read, and the view is taken in memory."""
+        import numpy as np
+
+        assert tensor.strides is not None
+        if 0 in shape:
+            return decode(b"", tensor.dtype, shape)
+        itemsize = BITS[tensor.dtype] // 8
+        reach = sum((extent - 1) * stride for extent, stride in zip(shape, tensor.strides, strict=True))
+        offset = tensor.offset + start * tensor.strides[0] * itemsize
+        raw = self._source(tensor.file).read_at(offset, (reach + 1) * itemsize)
+        flat = decode(raw, tensor.dtype, (reach + 1,))
+        view = np.lib.stride_tricks.as_strided(
+            flat, shape, tuple(stride * flat.itemsize for stride in tensor.strides), writeable=False
+        )
+        return np.ascontiguousarray(view)
+
+    def _tensor(self, name: str) -> StoredTensor:
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise UsageError(f"{self.location}: no tensor {name!r}", help="list them with .tensors") from None
+
+    def _source(self, file: str) -> ByteSource:
+        if file not in self._sources:
+            self._sources[file] = self.files.open(file)
+        return self._sources[file]
+
+    def close(self) -> None:
+        """Let go of every file."""
+        for source in self._sources.values():
+            source.close()
+        self._sources.clear()
+        self.files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def row_bytes(tensor: StoredTensor) -> int:
+    """The stored size of one row. Raises `FormatError` when rows of a sub-byte dtype do not end on a byte."""
+    bits = math.prod(tensor.shape[1:]) * BITS[tensor.dtype]
+    if bits % 8:
+        raise FormatError(f"{tensor.name}: a row has {bits} bits, expected whole bytes")
+    return bits // 8
+
+
+def _row_count(tensor: StoredTensor) -> int:
+    return tensor.shape[0] if tensor.shape else 1

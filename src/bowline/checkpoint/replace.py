@@ -1,0 +1,94 @@
+"""Replacing one small file of a checkpoint: all or nothing, and the old bytes kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+from bowline.errors import ConfigError
+
+__all__ = ["UNDO_DIRECTORY", "replace_file"]
+
+UNDO_DIRECTORY = ".bowline/undo"
+
+
+def replace_file(path: Path, content: bytes, *, why: str) -> Path:
+    """Write `content` in place of `path`, atomically; returns the directory that keeps the old file.
+
+    The old bytes are written and synchronised first, with a `manifest.json` that names the file, what it was and what
+    it became. The new bytes go to a file beside `path`, are synchronised, and take its name: a reader sees the old
+    file or the new one, whenever the machine stops.
+
+    Raises:
+        ConfigError: `path` is a symbolic link or has several names (a cache's copy is not ours to change), or the
+            directory cannot be written.
+    """
+    status = path.lstat()
+    if path.is_symlink() or status.st_nlink > 1:
+        raise ConfigError(
+            f"{path}: is {'a symbolic link' if path.is_symlink() else 'one of several names of one file'}, "
+            "expected a file of its own",
+            help="copy the checkpoint out of the cache, and fix the copy",
+        )
+    before = path.read_bytes()
+    try:
+        backup = _keep(path, before, content, why)
+        staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            _write(staged, content, status.st_mode & 0o7777)
+            staged.replace(path)
+        finally:
+            staged.unlink(missing_ok=True)
+        _synchronise(path.parent)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be replaced: {error.strerror or error}", help="check the directory's permissions and space"
+        ) from error
+    return backup
+
+
+def _keep(path: Path, before: bytes, after: bytes, why: str) -> Path:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    root = path.parent / UNDO_DIRECTORY
+    backup = root / stamp
+    attempt = 0
+    while True:
+        try:
+            backup.mkdir(parents=True)
+            break
+        except FileExistsError:
+            attempt += 1
+            backup = root / f"{stamp}-{attempt}"
+    _write(backup / path.name, before, 0o644)
+    manifest = {
+        "version": 1,
+        "why": why,
+        "files": {path.name: {"sha256_before": _digest(before), "sha256_after": _digest(after)}},
+    }
+    _write(backup / "manifest.json", json.dumps(manifest, indent=2).encode() + b"\n", 0o644)
+    _synchronise(backup)
+    return backup
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fchmod(file.fileno(), mode)
+        os.fsync(file.fileno())
+
+
+def _synchronise(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,36 @@
+"""One stored tensor: what it is called, what it is, and where its bytes lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["StoredTensor"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a file, whatever the file's format.
+
+    `dtype` is safetensors' name for it (`"F32"`, `"BF16"`, `"F8_E4M3"`); `offset` is the absolute position of its
+    first byte in `file`, and `nbytes` the length of the extent from there. `strides` (in elements) is `None` for the
+    row-major layout without gaps, which is the only one that safetensors knows; pickles may have others.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    offset: int
+    nbytes: int
+    strides: tuple[int, ...] | None = None
+
+    def same_storage(self, other: StoredTensor) -> bool:
+        """Whether both names stand for the same bytes: one tensor, stored once."""
+        return self.nbytes > 0 and (self.file, self.offset, self.nbytes, self.dtype, self.shape, self.strides) == (
+            other.file,
+            other.offset,
+            other.nbytes,
+            other.dtype,
+            other.shape,
+            other.strides,
+        )

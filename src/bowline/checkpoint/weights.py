@@ -1,0 +1,300 @@
+"""From a set of files to one mapping, tensor name to stored tensor, with everything that is wrong on the way.
+
+Which files hold the model follows transformers: `model.safetensors`, else its index, else `pytorch_model.bin`, else
+that index. Only headers are read: the cost follows the number of files, not their size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from bowline.checkpoint.fileset import FileSet
+from bowline.checkpoint.header import read_header
+from bowline.checkpoint.lint import Lint, LintKind
+from bowline.checkpoint.pickles import read_pickle
+from bowline.checkpoint.strict_json import loads
+from bowline.checkpoint.tensor import StoredTensor
+from bowline.errors import CheckpointError, FormatError, NoCheckpointError
+
+__all__ = ["Weights", "is_weight_file", "read_weights"]
+
+SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+INDEX_SUFFIX = ".index.json"
+SHARD_NAME = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """The tensors of a checkpoint and the files that hold them."""
+
+    tensors: Mapping[str, StoredTensor]
+    files: tuple[str, ...]
+    metadata: Mapping[str, str]
+    lints: tuple[Lint, ...]
+
+
+@dataclass(slots=True)
+class _File:
+    tensors: Mapping[str, StoredTensor]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    lints: list[Lint] = field(default_factory=list)
+
+
+def is_weight_file(name: str) -> bool:
+    """Whether the name is one that can hold tensors: `*.safetensors` or `*.bin`."""
+    return name.endswith((".safetensors", ".bin"))
+
+
+def read_weights(files: FileSet, only: str | None = None) -> Weights:
+    """Every tensor of the model in `files`, or of the one file (or index) `only`.
+
+    Raises:
+        NoCheckpointError: no file there holds a model.
+        FormatError: the only file, or every file, is malformed.
+        UnsafePickleError: the only file is a pickle that asks for more than tensors.
+    """
+    names = files.sizes()
+    if only is not None:
+        return _sharded(files, only) if only.endswith(INDEX_SUFFIX) else _single(files, only)
+    for single in SINGLE_FILES:
+        index = single + INDEX_SUFFIX
+        if single in names:
+            return _single(files, single, also=index if index in names else None)
+        if index in names:
+            return _sharded(files, index)
+    candidates = [name for name in names if name.endswith(".safetensors") and "/" not in name]
+    candidates = candidates or [name for name in names if re.fullmatch(r"pytorch_model.*\.bin", name)]
+    shards = [name for name in candidates if SHARD_NAME.fullmatch(name)]
+    if shards:
+        return _without_index(files, shards)
+    if len(candidates) == 1:
+        return _single(files, candidates[0])
+    raise _no_model(files, candidates)
+
+
+def _single(files: FileSet, name: str, also: str | None = None) -> Weights:
+    read = _read_file(files, name)
+    lints = list(read.lints)
+    if also is not None:
+        lints.append(
+            Lint(
+                kind=LintKind.TWO_MODELS,
+                message=f"{name} and {also} are both present: transformers reads the first, others the second",
+                files=(name, also),
+            )
+        )
+        try:
+            shards = sorted(set(_weight_map(files, also)[0].values()) - {name})
+        except CheckpointError as error:
+            shards = []
+            lints.append(Lint(kind=LintKind.INDEX_MALFORMED, message=error.message, files=(also,)))
+    else:
+        shards = []
+    lints += _orphans(files, {name, *shards})
+    return Weights(tensors=read.tensors, files=(name,), metadata=read.metadata, lints=tuple(lints))
+
+
+def _sharded(files: FileSet, index: str) -> Weights:
+    weight_map, total_size = _weight_map(files, index)
+    shards = sorted(set(weight_map.values()))
+    lints: list[Lint] = []
+    reads = _read_shards(files, [shard for shard in shards if _is_there(files, shard, index, lints)], lints)
+    if shards and not reads:
+        raise CheckpointError(
+            f"{files.location}: none of the {len(shards)} shards that {index} names can be read: "
+            f"{lints[0].message if lints else 'no reason found'}",
+            help="fetch the checkpoint again",
+        )
+    lints += _disagreements(index, weight_map, reads)
+    lints += _orphans(files, set(shards))
+    tensors = _merge(reads, weight_map)
+    if total_size is not None and len(reads) == len(shards):
+        lints += _total_size(index, total_size, tensors)
+    return _weights(reads, tensors, lints)
+
+
+def _without_index(files: FileSet, shards: list[str]) -> Weights:
+    lints = [
+        Lint(
+            kind=LintKind.INDEX_MISSING,
+            message=f"{len(shards)} shards and no index that says which tensor is where; transformers loads none of them",
+            files=tuple(shards),
+        )
+    ]
+    reads = _read_shards(files, shards, lints)
+    if not reads:
+        raise CheckpointError(f"{files.location}: {lints[-1].message}", help="fetch the checkpoint again")
+    lints += _disagreements(None, {}, reads)
+    return _weights(reads, _merge(reads, {}), lints)
+
+
+def _weights(reads: Mapping[str, _File], tensors: Mapping[str, StoredTensor], lints: list[Lint]) -> Weights:
+    metadata: dict[str, str] = {}
+    for read in reads.values():
+        metadata.update(read.metadata)
+        lints += read.lints
+    return Weights(tensors=tensors, files=tuple(reads), metadata=metadata, lints=tuple(lints))
+
+
+def _weight_map(files: FileSet, index: str) -> tuple[dict[str, str], int | None]:
+    content = loads(files.read(index), index)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise FormatError(
+            f"{index}: expected an object with 'weight_map', tensor names to file names",
+            help="fetch the index again, or remove it when model.safetensors holds the model",
+        )
+    metadata = content.get("metadata") if isinstance(content, dict) else None
+    total_size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if isinstance(total_size, float) and total_size.is_integer():  # torch's own numbers have come out as 1e9
+        total_size = int(total_size)
+    return weight_map, total_size if isinstance(total_size, int) else None
+
+
+def _is_there(files: FileSet, shard: str, index: str, lints: list[Lint]) -> bool:
+    way_out = files.way_out(shard)
+    if way_out:
+        lints.append(
+            Lint(
+                kind=LintKind.PATH_LEAVES_DIRECTORY,
+                message=f"{index} names {shard!r}, which {way_out}; it was not opened",
+                files=(index,),
+            )
+        )
+    elif not files.has(shard):
+        lints.append(
+            Lint(kind=LintKind.SHARD_MISSING, message=f"{index} names {shard!r}, which is not there", files=(index,))
+        )
+    else:
+        return True
+    return False
+
+
+def _read_shards(files: FileSet, shards: list[str], lints: list[Lint]) -> dict[str, _File]:
+    def read(name: str) -> _File | CheckpointError:
+        try:
+            return _read_file(files, name)
+        except CheckpointError as error:
+            return error
+
+    reads: dict[str, _File] = {}
+    for name, result in zip(shards, _in_parallel(files.parallel_reads, read, shards), strict=True):
+        if isinstance(result, CheckpointError):
+            lints.append(Lint(kind=LintKind.SHARD_MALFORMED, message=result.message, files=(name,)))
+        else:
+            reads[name] = result
+    return reads
+
+
+def _in_parallel(workers: int, do: Callable[[Item], Result], items: Iterable[Item]) -> Iterable[Result]:
+    if workers < 2:
+        return map(do, items)
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(do, items))
+
+
+def _read_file(files: FileSet, name: str) -> _File:
+    with files.open(name) as source:
+        if name.endswith(".safetensors"):
+            header = read_header(source)
+            lints = [
+                Lint(
+                    kind=LintKind.MISALIGNED if warning.kind == "misaligned" else LintKind.ODD_NAME,
+                    message=f"{name}: {warning.message}",
+                    files=(name,),
+                    tensors=warning.tensors,
+                )
+                for warning in header.warnings
+            ]
+            return _File(header.tensors, header.metadata, lints)
+        return _File(read_pickle(source).tensors)
+
+
+def _merge(reads: Mapping[str, _File], weight_map: Mapping[str, str]) -> dict[str, StoredTensor]:
+    """One tensor per name; of two, the one in the file that the index names."""
+    tensors: dict[str, StoredTensor] = {}
+    for shard, read in reads.items():
+        for name, tensor in read.tensors.items():
+            if name not in tensors or weight_map.get(name) == shard:
+                tensors[name] = tensor
+    return tensors
+
+
+def _disagreements(index: str | None, weight_map: Mapping[str, str], reads: Mapping[str, _File]) -> list[Lint]:
+    lints: list[Lint] = []
+    homes: dict[str, list[str]] = {}
+    for shard, read in reads.items():
+        for name in read.tensors:
+            homes.setdefault(name, []).append(shard)
+    for name, shards in homes.items():
+        if len(shards) > 1:
+            lints.append(
+                Lint(
+                    kind=LintKind.NAME_IN_TWO_SHARDS,
+                    message=f"{name!r} is stored in {' and in '.join(shards)}; which one is loaded depends on the order",
+                    files=tuple(shards),
+                    tensors=(name,),
+                )
+            )
+    if index is None:
+        return lints
+    lost = sorted(name for name, shard in weight_map.items() if shard in reads and name not in reads[shard].tensors)
+    unlisted = sorted(set(homes) - set(weight_map))
+    for names, what in ((lost, "names tensors that their shards do not hold"), (unlisted, "misses stored tensors")):
+        if names:
+            lints.append(
+                Lint(
+                    kind=LintKind.INDEX_DISAGREES,
+                    message=f"{index} {what}: {_some(names)}",
+                    files=(index,),
+                    tensors=tuple(names),
+                )
+            )
+    return lints
+
+
+def _orphans(files: FileSet, used: set[str]) -> list[Lint]:
+    orphans = [
+        name for name in files.sizes() if name not in used and SHARD_NAME.fullmatch(name) and _same_kind(name, used)
+    ]
+    if not orphans:
+        return []
+    message = f"{_some(orphans)}: no index names {'it' if len(orphans) == 1 else 'them'}"
+    return [Lint(kind=LintKind.ORPHAN_SHARD, message=message, files=tuple(orphans))]
+
+
+def _same_kind(name: str, used: set[str]) -> bool:
+    return any(other.rpartition(".")[2] == name.rpartition(".")[2] for other in used)
+
+
+def _total_size(index: str, total_size: int, tensors: Mapping[str, StoredTensor]) -> list[Lint]:
+    counted_twice = sum(tensor.nbytes for tensor in tensors.values())
+    stored = sum({(tensor.file, tensor.offset): tensor.nbytes for tensor in tensors.values()}.values())
+    if total_size in (stored, counted_twice):
+        return []
+    message = f"{index} says total_size {total_size}, but its tensors have {stored} bytes"
+    return [Lint(kind=LintKind.WRONG_TOTAL_SIZE, message=message, files=(index,))]
+
+
+def _no_model(files: FileSet, candidates: list[str]) -> NoCheckpointError:
+    if candidates:
+        return NoCheckpointError(
+            f"{files.location}: several files could be the model ({_some(candidates)}), expected model.safetensors",
+            help="name one of the files instead of the directory",
+        )
+    seen = _some(sorted(files.sizes())) or "no files"
+    return NoCheckpointError(
+        f"{files.location}: no model here; expected model.safetensors, pytorch_model.bin or an index, found {seen}",
+        help="give the directory that holds config.json and the weights",
+    )
+
+
+def _some(names: list[str], limit: int = 3) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(repr(name) for name in names[:limit]) + more

@@ -1,0 +1,16 @@
+"""The output formats as the command line knows them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["OutputFormat"]
+
+
+class OutputFormat(StrEnum):
+    """How a report is written."""
+
+    FULL = "full"
+    CONCISE = "concise"
+    JSON = "json"
+    SARIF = "sarif"

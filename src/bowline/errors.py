@@ -1,0 +1,74 @@
+"""What Bowline raises. Every error says what was seen, what was expected, and the way out.
+
+::
+
+    BowlineError
+    ├── CheckpointError            a checkpoint cannot be read
+    │   ├── NoCheckpointError      there is no model at this place
+    │   ├── FormatError            the bytes are not what their format demands
+    │   ├── UnsafePickleError      a pickle asks for more than tensors
+    │   └── RemoteError            the Hub did not answer as a range server must
+    ├── ConfigError                config.json cannot be understood, or must not be rewritten
+    └── UsageError                 an argument that means nothing
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BowlineError",
+    "CheckpointError",
+    "ConfigError",
+    "FormatError",
+    "NoCheckpointError",
+    "RemoteError",
+    "UnsafePickleError",
+    "UsageError",
+]
+
+
+class BowlineError(Exception):
+    """The root of every error that Bowline raises on purpose.
+
+    `message` is one line: the place, what was seen, what was expected. `help` is the way out, also one line.
+
+    Example:
+        >>> error = BowlineError("config.json: expected an object, got a list", help="restore config.json")
+        >>> print(error)
+        config.json: expected an object, got a list (help: restore config.json)
+    """
+
+    def __init__(self, message: str, *, help: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.help = help
+
+    def __str__(self) -> str:
+        return f"{self.message} (help: {self.help})" if self.help else self.message
+
+
+class CheckpointError(BowlineError):
+    """A checkpoint cannot be read."""
+
+
+class NoCheckpointError(CheckpointError):
+    """There is no model at this place."""
+
+
+class FormatError(CheckpointError):
+    """The bytes are not what their format demands."""
+
+
+class UnsafePickleError(CheckpointError):
+    """A pickle asks for more than the rebuilding of tensors; it was not executed."""
+
+
+class RemoteError(CheckpointError):
+    """The Hub did not answer as a server of exact byte ranges must."""
+
+
+class ConfigError(BowlineError):
+    """`config.json` cannot be understood, or must not be rewritten."""
+
+
+class UsageError(BowlineError):
+    """An argument that means nothing."""

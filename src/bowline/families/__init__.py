@@ -1,0 +1,9 @@
+"""Knowledge: what each architecture calls its embedding, head and biases, and when it ties them.
+
+The tables are data, made by `tools/`; `resolve` turns a config and the names in a file into a `Declaration`.
+"""
+
+from bowline.families.declaration import Declaration, DeclaredTie, Flag, Size
+from bowline.families.resolve import resolve
+
+__all__ = ["Declaration", "DeclaredTie", "Flag", "Size", "resolve"]

