@@ -1,0 +1,1 @@
+"""Speed and memory, shown as ratios against named peers in the same run: `python -m benchmarks NAME`."""
