@@ -83,6 +83,7 @@ def flag_defaults(versions: dict[str, Json], family: str) -> Json:
 
 
 def family_row(versions: dict[str, Json], family: str) -> Json:
+    """What the table says of a family."""
     return {
         "vocab_size": most_common(versions, family, "vocab_size"),
         "hidden_size": most_common(versions, family, "hidden_size"),
@@ -91,9 +92,9 @@ def family_row(versions: dict[str, Json], family: str) -> Json:
 
 
 def class_row(versions: dict[str, Json], name: str) -> Json:
+    """What the table says of a class: one declaration per version, "=" where 4 declares what 5 does."""
     found = {version: facts["classes"].get(name) for version, facts in versions.items()}
     newest = found["5"] or found["4"]
-    assert newest is not None
     declarations = {version: known and known["declaration"] for version, known in found.items()}
     if declarations["4"] == declarations["5"]:
         declarations["4"] = "="
@@ -140,13 +141,14 @@ def lines(table: Json) -> Iterator[str]:
 
 
 def summary(table: Json, versions: dict[str, Json]) -> Iterator[str]:
+    """Counts, and the classes that could not be built."""
     yield f"{len(table['families'])} families, {len(table['classes'])} classes, {len(table['unbuilt'])} not built"
-    for version, facts in versions.items():
+    for facts in versions.values():
         ties = [tie for known in facts["classes"].values() for tie in known["declaration"]["ties"]]
         tied = sum(bool(known["declaration"]["ties"]) for known in facts["classes"].values())
         never = sum(bool(known["never_made"]) for known in facts["classes"].values())
         yield (
-            f"transformers {facts['version']}: {len(facts['classes'])} classes, {tied} of them with ties ({len(ties)}), "
+            f"transformers {facts['version']}: {len(facts['classes'])} classes, {tied} with ties ({len(ties)} in all), "
             f"{never} declare a tie that no flag makes"
         )
         rules = Counter(tie["gate"].get("rule", f"{len(tie['gate']['paths'])} paths") for tie in ties)

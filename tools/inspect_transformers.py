@@ -19,7 +19,7 @@ import sys
 import tempfile
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,17 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from tools.tiny import Json, build, candidate_names, config_from_dict, default_config, fill, load_class, tiny_dict, without_initialisation
+from tools.tiny import (
+    Json,
+    build,
+    candidate_names,
+    config_from_dict,
+    default_config,
+    fill,
+    load_class,
+    tiny_dict,
+    without_initialisation,
+)
 
 FLAG = "tie_word_embeddings"
 OTHER_SWITCHES = {
@@ -43,8 +53,12 @@ STEP = 128
 
 WIDTH_NAMES = ("embedding_size", "hidden_size", "d_model", "n_embd", "emb_dim", "d_embed", "dim", "embed_dim")
 
-Pairs = dict[str, str]
-Truth = dict[tuple[bool | None, ...], bool]
+COMPOSITE = ("encoder-decoder", "rag", "speech-encoder-decoder", "vision-encoder-decoder", "vision-text-dual-encoder")
+"""Families whose tensors are those of any two models put together: they have no names of their own."""
+
+Pair = tuple[str, str]
+Setting = tuple[bool | None, ...]
+Truth = dict[Setting, bool]
 
 
 # --- paths in a configuration ----------------------------------------------------------------------------------------
@@ -59,6 +73,7 @@ def levels(content: Json, prefix: str = "") -> Iterator[tuple[str, Json]]:
 
 
 def integer_paths(content: Json) -> dict[str, int]:
+    """Every integer of the configuration, at every level, by its dotted path."""
     return {
         f"{prefix}.{key}" if prefix else key: value
         for prefix, level in levels(content)
@@ -68,11 +83,13 @@ def integer_paths(content: Json) -> dict[str, int]:
 
 
 def is_vocabulary_key(path: str) -> bool:
+    """Whether the name of a key says that it may be the size of a vocabulary."""
     key = path.rpartition(".")[2]
     return bool(re.search(r"vocab|^n_tokens?$|^num_tokens$", key)) and "type_vocab" not in key
 
 
 def changed(content: Json, path: str, value: Any) -> Json:
+    """A copy of `content` with another value at a dotted path."""
     content = copy.deepcopy(content)
     *parents, key = path.split(".")
     level = content
@@ -86,7 +103,8 @@ def switches(content: Json) -> list[str]:
     """Paths of the keys that may decide a tie: the flag at the top and at each level with words, and its relatives."""
     found = [FLAG]
     for prefix, level in levels(content):
-        if prefix and "vision" not in prefix and (FLAG in level or "text" in prefix) and any(is_vocabulary_key(key) for key in level):
+        has_words = "vision" not in prefix and any(is_vocabulary_key(key) for key in level)
+        if prefix and has_words and (FLAG in level or "text" in prefix):
             found.append(f"{prefix}.{FLAG}")
     for prefix, level in levels(content):
         others = OTHER_SWITCHES.get(level.get("model_type", ""), [])
@@ -145,9 +163,10 @@ def vocabulary_axes(before: Any, after: Any) -> dict[str, tuple[int, int]]:
     axes = {}
     for name, tensor in old.items():
         if name in new and new[name].ndim == tensor.ndim:
-            moved = [(axis, n - o) for axis, (o, n) in enumerate(zip(tensor.shape, new[name].shape, strict=True)) if n != o]
+            steps = [wide - narrow for narrow, wide in zip(tensor.shape, new[name].shape, strict=True)]
+            moved = [axis for axis, step in enumerate(steps) if step]
             if len(moved) == 1:
-                axes[name] = moved[0]
+                axes[name] = moved[0], steps[moved[0]]
     return axes
 
 
@@ -163,9 +182,9 @@ def module_weight(model: Any, getter: str) -> str | None:
     return f"{paths[0]}.weight".lstrip(".") if paths else None
 
 
-def declared_pairs(model: Any) -> Pairs:
+def declared_pairs(model: Any) -> dict[str, str]:
     """{target: source} that the classes of `model` and of its parts declare, whatever their flags (5.x)."""
-    pairs: Pairs = {}
+    pairs: dict[str, str] = {}
     if not hasattr(model, "get_expanded_tied_weights_keys"):
         return pairs
     forced = types.SimpleNamespace(**{FLAG: True})
@@ -190,45 +209,59 @@ def declared_targets(model: Any) -> list[str]:
     return found
 
 
-def made_pairs(model: Any, pairs: Pairs) -> Pairs:
-    """`pairs`, and one for each further name of a parameter that the model holds under several names."""
+def made_pairs(model: Any) -> set[Pair]:
+    """(target, source) for each further name of a parameter that the model holds under several names.
+
+    The source is the name that a save keeps: the one that no class declares as a target.
+    """
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
     embedding = module_weight(model, "get_input_embeddings")
     patterns = declared_targets(model)
-    found = dict(pairs)
+    found = set()
     for names in groups.values():
-        sources = [found[name] for name in names if name in found and found[name] in names]
-        source = next((name for name in sources if name not in found), None)
-        if source is None and embedding in names:
-            source = embedding
-        if source is None:
-            source = next((n for n in names if not any(re.search(p, n) for p in patterns)), names[0])
-        found.pop(source, None)
-        found |= {name: source for name in names if name != source}
+        kept = [name for name in names if not any(re.search(pattern, name) for pattern in patterns)] or [max(names)]
+        source = embedding if embedding in kept else kept[0]
+        found |= {(name, str(source)) for name in names if name != source}
     return found
 
 
 # --- gates -----------------------------------------------------------------------------------------------------------
 
 
-def truth_tables(cls: type[Any], content: Json, paths: list[str], pairs: Pairs) -> dict[str, Truth]:
-    """For each target: which settings of the flags tie it. Keys are (True, False or None for absent) per path."""
-    tables: dict[str, Truth] = {target: {} for target in pairs}
+def in_every_setting(cls: type[Any], content: Json, paths: list[str]) -> dict[Setting, Any]:
+    """A model for each setting of the switches (True, False or None for absent per path) that the family accepts."""
+    models = {}
     for setting in itertools.product((True, False, None), repeat=len(paths)):
         try:
-            model = on_meta(cls, with_switches(content, dict(zip(paths, setting, strict=True))))
+            models[setting] = on_meta(cls, with_switches(content, dict(zip(paths, setting, strict=True))))
         except Exception:
             if not any(setting):
                 raise
-            continue
-        names = tensors(model)
-        listed = getattr(model, "all_tied_weights_keys", None) or {}
-        for target, source in pairs.items():
-            same = names.get(target) is not None and names.get(target) is names.get(source)
-            tables[target][setting] = same or (listed.get(target) == source and target in names)
-    return tables
+    return models
+
+
+def is_tied(model: Any, target: str, source: str) -> bool:
+    """Whether the two names are one parameter, or, for buffers, listed as a tie in force (5.x)."""
+    names = tensors(model)
+    listed = getattr(model, "all_tied_weights_keys", None) or {}
+    same = names.get(target) is not None and names.get(target) is names.get(source)
+    return same or (listed.get(target) == source and target in names)
+
+
+def without_detours(truth: dict[Pair, Truth]) -> dict[Pair, Truth]:
+    """`truth` without the pairs that follow from two others: a <- c where a <- b and b <- c say as much."""
+
+    def follows(target: str, source: str) -> bool:
+        for other, middle in truth:
+            if other == target and (middle, source) in truth:
+                first, second = truth[target, middle], truth[middle, source]
+                if truth[target, source] == {setting: tied and second[setting] for setting, tied in first.items()}:
+                    return True
+        return False
+
+    return {pair: table for pair, table in truth.items() if any(table.values()) and not follows(*pair)}
 
 
 def _by_rule(rule: str, present: list[bool], default: bool) -> bool:
@@ -267,6 +300,29 @@ def gate(paths: list[str], truth: Truth) -> Json:
     letters = {True: "T", False: "F", None: "-"}
     table = {"".join(letters[value] for value in setting): tied for setting, tied in reduced.items()}
     return {"paths": [paths[i] for i in relevant], "rule": "table", "table": table, "default": default}
+
+
+def flat(cls: type[Any], content: Json) -> Json | None:
+    """`content` as some families once wrote it, with the keys of the text model at the top; None if not read so."""
+    text = content.get("text_config")
+    if not isinstance(text, dict) or "vocab_size" not in text or "vocab_size" in content:
+        return None
+    merged = text | {key: value for key, value in content.items() if key != "text_config"}
+    try:
+        config = config_from_dict(cls.config_class, merged)
+    except Exception:
+        return None
+    read = [config.get_text_config().to_dict().get(key) for key in ("vocab_size", "hidden_size")]
+    return merged if read == [text["vocab_size"], text.get("hidden_size")] else None
+
+
+def flat_gates(cls: type[Any], content: Json, pairs: Iterable[Pair]) -> dict[Pair, Json]:
+    """The gate of each pair in a `config.json` of the flat layout; empty where the family does not read it."""
+    merged = flat(cls, content)
+    if merged is None:
+        return {}
+    models = in_every_setting(cls, merged, [FLAG])
+    return {pair: gate([FLAG], {setting: is_tied(model, *pair) for setting, model in models.items()}) for pair in pairs}
 
 
 # --- names on disk ---------------------------------------------------------------------------------------------------
@@ -319,10 +375,8 @@ def disk_names(cls: type[Any], content: Json, wanted: set[str]) -> dict[str, str
         model.save_pretrained(folder)
         files = sorted(Path(folder).glob("*.safetensors"))
         stored = {_digest(tensor): name for file in files for name, tensor in load_file(file).items()}
-    state = tensors(model)
-    return {
-        name: stored.get(_digest(state[name])) or _renamed(model, name, state[name]) for name in sorted(wanted & set(state))
-    }
+    present = {name: tensor for name, tensor in sorted(tensors(model).items()) if name in wanted}
+    return {name: stored.get(_digest(tensor)) or _renamed(model, name, tensor) for name, tensor in present.items()}
 
 
 # --- one class -------------------------------------------------------------------------------------------------------
@@ -353,7 +407,7 @@ def width_path(cls: type[Any], content: Json, embedding: str, vocabulary_path: s
 
 
 def most_tied(cls: type[Any], content: Json, paths: list[str]) -> Json:
-    """`content` with every switch on; some families refuse one of them, which then stays off or absent."""
+    """`content` with every switch on; some families refuse one of them, which then stays absent or off."""
     refused: Exception | None = None
     for setting in itertools.product((True, None, False), repeat=len(paths)):
         candidate = with_switches(content, dict(zip(paths, setting, strict=True)))
@@ -368,7 +422,11 @@ def most_tied(cls: type[Any], content: Json, paths: list[str]) -> Json:
 
 def facts(cls: type[Any]) -> Json | None:
     """Everything the table says of a class in this version; None for a class without a vocabulary of its own."""
+    if cls.config_class.model_type in COMPOSITE:
+        raise LookupError("composite: its tensors are those of the models it is made of")
     content = tiny_dict(cls)
+    if not any(map(is_vocabulary_key, integer_paths(content))):
+        return None
     paths = switches(content)
     content_tied = most_tied(cls, content, paths)
     model = on_meta(cls, content_tied)
@@ -383,7 +441,8 @@ def facts(cls: type[Any]) -> Json | None:
                 by_path[path] = axes
     embedding, head = (module_weight(model, f"get_{end}_embeddings") for end in ("input", "output"))
     tables = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
-    if not any(axis == 0 and name in {*tables, embedding} for axes in by_path.values() for name, (axis, _) in axes.items()):
+    rows = {name for axes in by_path.values() for name, (axis, _) in axes.items() if axis == 0}
+    if not rows & {*tables, embedding}:
         return None
     any_vocabulary = {name for axes in by_path.values() for name in axes}
     embedding = embedding if embedding in any_vocabulary else None
@@ -394,28 +453,32 @@ def facts(cls: type[Any]) -> Json | None:
     step = by_path[main][embedding][1] if embedding in by_path[main] else STEP
     vocabulary = {name: axis for name, (axis, change) in by_path[main].items() if change == step}
 
-    declared = made_pairs(model, declared_pairs(model))
-    pairs = {target: source for target, source in declared.items() if {target, source} & any_vocabulary}
-    truth = truth_tables(cls, content, paths, pairs) if pairs else {}
-    wanted = set(vocabulary) | set(pairs) | set(pairs.values()) | ({embedding, head} - {None})  # type: ignore[arg-type]
+    declared = set(declared_pairs(model).items())
+    models = in_every_setting(cls, content, paths)
+    known = declared.union(*(made_pairs(model) for model in models.values()))
+    pairs = {pair for pair in known if any_vocabulary & set(pair) and pair[::-1] not in declared}
+    truth = {pair: {setting: is_tied(model, *pair) for setting, model in models.items()} for pair in pairs}
+    made = without_detours(truth)
+    wanted = {*vocabulary, *itertools.chain(*made)} | {name for name in (embedding, head) if name}
     on_disk = disk_names(cls, content_tied, wanted)
 
     def disk(name: str | None) -> str | None:
         return None if name is None else on_disk.get(name, name)
 
-    ties = [
-        {"target": disk(target), "source": disk(source), "gate": gate(paths, truth[target])}
-        for target, source in sorted(pairs.items())
-        if any(truth[target].values())
-    ]
-    dead = [f"{target} <- {source}" for target, source in pairs.items() if not any(truth[target].values())]
-    elsewhere = len(declared) - len(pairs)
+    without_text_config = flat_gates(cls, content, made)
+    ties = []
+    for target, source in sorted(made):
+        tie = {"target": disk(target), "source": disk(source), "gate": gate(paths, made[target, source])}
+        if (target, source) in without_text_config:
+            tie["flat_gate"] = without_text_config[target, source]
+        ties.append(tie)
+    never = [f"{target} <- {source}" for (target, source), table in sorted(truth.items()) if not any(table.values())]
     return {
         "vocab_size": main,
         "other_vocabularies": {path: sorted(axes) for path, axes in by_path.items() if path != main},
         "hidden_size": width_path(cls, content, embedding, main) if embedding else None,
-        "never_made": dead,
-        "other_ties": elsewhere,
+        "never_made": never,
+        "other_ties": len(declared - pairs),
         "declaration": {
             "ties": ties,
             "embedding": disk(embedding),
@@ -443,7 +506,7 @@ def inspect(names: list[str]) -> Json:
             if family not in found["flags"]:
                 found["flags"][family] = default_flags(default_config(cls))
         except Exception as error:
-            declares = bool(getattr(cls, "_tied_weights_keys", None))
+            declares = bool(getattr(cls, "_tied_weights_keys", None)) or family in COMPOSITE
             found["failed"][name] = {"declares": declares, "reason": _reason(error)}
             continue
         if known is not None:

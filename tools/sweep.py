@@ -30,7 +30,7 @@ from bowline.audit.evidence import Evidence, gather
 from bowline.checkpoint import open_checkpoint
 from bowline.families.resolve import FLAG
 from bowline.families.table import Declared, load_table
-from tools.tiny import build, load_class
+from tools.tiny import build, load_class, tiny_config
 
 __all__ = ["LOADER", "STATES", "Case", "ClassResult", "run_class", "tied_classes"]
 
@@ -130,7 +130,8 @@ def _pairs(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def _set_flags(config: Json, evidence: Evidence, value: bool) -> None:
-    for path in dict.fromkeys([FLAG, *(path for tie in evidence.ties for path in tie.declared.paths)]):
+    asked = (path for tie in evidence.ties for path in tie.declared.paths if path.endswith(FLAG))
+    for path in dict.fromkeys([FLAG, *asked]):
         *parents, key = path.split(".")
         level: Any = config
         for parent in parents:
@@ -148,7 +149,10 @@ def run_class(name: str, workspace: Path) -> ClassResult:
     saved = workspace / "saved"
     try:
         cls = load_class(name)
-        model = build(cls)
+        config = tiny_config(cls)
+        if LOADER == "transformers-4":
+            config.top_k = 50  # there a generation setting lives in every config, and a changed one is refused on save
+        model = build(cls, config)
         model.save_pretrained(saved)
         del model
     except Exception as error:  # whatever a model class raises is the reason why it is not run
@@ -171,9 +175,10 @@ def run_class(name: str, workspace: Path) -> ClassResult:
             with open_checkpoint(directory) as checkpoint:
                 evidence = gather(checkpoint)
             outcomes = evidence.outcomes[LOADER]
-            ties = [(tie.tie.target, tie.tie.source) for tie in evidence.ties if LOADER in tie.declared.asked]
-            predicted = {target: fate.fate.value if (fate := outcomes[target]) else None for target, _ in ties}
-            result.cases.append(Case(state, predicted, _load(cls, directory, ties, tensors, declared)))
+            ties = list(_pairs(evidence))
+            actual = _load(cls, directory, ties, tensors, declared)
+            predicted = {target: fate.fate.value if (fate := outcomes[target]) else None for target in actual}
+            result.cases.append(Case(state, predicted, actual))
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     return result
@@ -194,26 +199,26 @@ def _load(
     except Exception:  # a refusal is an outcome
         return {target: "refused" for target, _ in ties}
     held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    ends = {name: held.get(declared.module_names.get(name, name)) for tie in ties for name in tie}
+    stored = [tensors[name] for name in ends if name in tensors]
     fates = {}
     for target, source in ties:
-        target_held = held[declared.module_names.get(target, target)]
-        source_held = held[declared.module_names.get(source, source)]
-        fates[target] = _fate(target_held, source_held, tensors.get(target), tensors.get(source))
+        target_held, source_held = ends[target], ends[source]
+        if target_held is not None and source_held is not None:  # another version's name, or a module not built now
+            fates[target] = _fate(target_held, source_held, tensors.get(target), stored)
     return fates
 
 
 def _fate(
-    target: torch.Tensor, source: torch.Tensor, stored: torch.Tensor | None, stored_source: torch.Tensor | None
+    target: torch.Tensor, source: torch.Tensor, stored: torch.Tensor | None, group: list[torch.Tensor]
 ) -> str:
     if target.device.type == "meta":
         return "random"  # never filled: the memory of whoever materialises it
-    if target is source:
-        if stored is None and stored_source is None:
-            return "random"
-        if stored is not None and not torch.equal(target, stored):
-            return "dropped"
-        return "tied"
-    return "kept" if stored is not None and torch.equal(target, stored) else "random"
+    if stored is not None and torch.equal(target, stored):
+        return "tied" if target is source else "kept"
+    if target is source and any(torch.equal(target, one) for one in group if one.shape == target.shape):
+        return "tied" if stored is None else "dropped"
+    return "random"
 
 
 def _one_line(error: Exception) -> str:

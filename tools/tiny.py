@@ -15,11 +15,13 @@ Example:
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -75,10 +77,24 @@ def load_class(name: str) -> type[Any]:
     if (
         not isinstance(found, type)
         or not issubclass(found, transformers.PreTrainedModel)
-        or not isinstance(found.config_class, type)
+        or not isinstance(getattr(found, "config_class", None), type)
     ):
         raise LookupError(f"transformers {transformers.__version__} has no concrete model class called {name!r}")
+    _stand_in_for_timm()
     return found
+
+
+@functools.cache
+def _stand_in_for_timm() -> None:
+    """Lets models with a vision tower from timm be built without timm: the tower, which has no words, is left empty."""
+    transformers = importlib.import_module("transformers")
+    if find_spec("timm"):
+        return
+    for name in ("TimmWrapperConfig", "Gemma3nVisionConfig"):
+        config_class = getattr(transformers, name, None)
+        if config_class is not None:
+            tower = type("EmptyTower", (transformers.PreTrainedModel,), {"config_class": config_class})
+            transformers.AutoModel.register(config_class, tower, exist_ok=True)
 
 
 def candidate_classes() -> Iterator[tuple[type[Any], type[Any]]]:
@@ -113,7 +129,8 @@ def _grouped_heads(value: int) -> int:
 
 
 INTEGER_RULES: list[tuple[str, Shrink]] = [
-    (r"type_vocab_size|num_labels|.*kernel(_size)?s?|.*stride.*|.*dilation|.*_version|.*factor|num_feat_extract_layers", _keep),
+    (r"type_vocab_size|num_labels|.*kernel(_size)?s?|.*stride.*|.*dilation", _keep),
+    (r".*_version|.*factor|num_feat_extract_layers", _keep),
     (r".*vocab.*", _at_most(VOCABULARY)),
     (r".*(key_value_heads|kv_heads|n_head_kv|num_key_value_groups)", _grouped_heads),
     (r".*(attention_heads|num_heads|n_heads?|nhead|_heads)", _exactly(HEADS)),
@@ -148,6 +165,7 @@ OVERRIDES: dict[str, Json] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE}},
     "dbrx": {"attn_config": {"rope_theta": 10000.0}},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "dia_decoder": {"num_channels": 9},
     "diffusion_gemma_text": {"num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": WIDTH},
     "dots1": {"n_routed_experts": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
     "dots3_note_text": {"per_layer_config": {}, "layer_types": ["full_attention", "full_attention"]},
@@ -159,14 +177,24 @@ OVERRIDES: dict[str, Json] = {
     "gemma4_unified_assistant": {"text_config": {"num_kv_shared_layers": LAYERS}},
     "glm5_next_text": {"qk_rope_head_dim": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"]},
-    "granite4_vision": {"deepstack_layer_map": [[0, 0]], "vision_config": {"hidden_size": 64}, "downsample_rate": "1/2"},
+    "granite4_vision": {
+        "deepstack_layer_map": [[0, 0]],
+        "downsample_rate": "1/2",
+        "vision_config": {"hidden_size": 64},
+    },
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": HEADS, "head_dim": 2 * HEAD_DIM},
     "mimi": {"upsample_groups": 4},
+    "mllama_text_model": {"rope_scaling": {"rope_type": "default"}},
     "mobilebert": {"embedding_size": WIDTH // 2},
     "moonshine_streaming": {"num_key_value_heads": HEADS},
     "neomme": {"head_dim": 2 * HEAD_DIM},
-    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": WIDTH},
+    "perception_lm": {"vision_config": {"model_args": {"embed_dim": WIDTH}}},
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": WIDTH, "rope_scaling": ROPE},
+    "qwen3_omni_moe_text": {"rope_scaling": ROPE},
+    "qwen3_vl_text": {"rope_scaling": ROPE},
+    "qwen3_vl_moe_text": {"rope_scaling": ROPE},
     "qwen4_exp_text": {
         "indexer_n_heads": HEADS,
         "indexer_kv_heads": 1,
@@ -174,10 +202,11 @@ OVERRIDES: dict[str, Json] = {
         "indexer_budget": 8,
         "indexer_compress_ratio": 2,
     },
-    "reformer": {"axial_pos_embds_dim": [WIDTH // 2, WIDTH // 2], "axial_pos_shape": [8, 8], "is_decoder": True},
+    "reformer": {"axial_pos_embds_dim": [WIDTH // 2, WIDTH // 2], "axial_pos_shape": [8, 8]},
+    "ReformerModelWithLMHead": {"is_decoder": True},
     "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
 }
-"""What the rules above cannot know, by the `model_type` of the level that carries it."""
+"""What the rules above cannot know, by the `model_type` of the level that carries it or by the name of the class."""
 
 ARGUMENTS: dict[str, Json] = {
     "gemma4_assistant": {
@@ -270,7 +299,7 @@ def default_config(cls: type[Any]) -> Any:
 
 def tiny_dict(cls: type[Any]) -> Json:
     """What `config.json` of a tiny model of `cls` holds."""
-    return _Shrinker().node(written(default_config(cls)))
+    return _merged(_Shrinker().node(written(default_config(cls))), OVERRIDES.get(cls.__name__, {}))
 
 
 def tiny_config(cls: type[Any]) -> Any:

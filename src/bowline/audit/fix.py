@@ -8,7 +8,8 @@ from bowline.audit.config_edit import set_flags
 from bowline.audit.evidence import Evidence
 from bowline.audit.report import AuditReport
 from bowline.checkpoint.replace import replace_file
-from bowline.errors import ConfigError
+from bowline.checkpoint.strict_json import loads
+from bowline.errors import ConfigError, FormatError
 from bowline.families.resolve import FLAG
 
 __all__ = ["fix_config", "flag_edits"]
@@ -53,11 +54,24 @@ def fix_config(report: AuditReport) -> list[str]:
             f"{report.evidence.location}: cannot be changed where it is", help="download it, and fix the local copy"
         )
     config = directory / CONFIG
-    before = config.read_bytes()
+    before = _unchanged(config, report.evidence)
     backup = replace_file(config, set_flags(before.decode("utf-8"), edits).encode("utf-8"), why="audit --fix")
     old = report.evidence.declaration.levels
     changes = [f"{path}: {_word(old.get(path))} -> {_word(value)}" for path, value in edits.items()]
     return [*changes, f"the old config.json is kept in {backup}"]
+
+
+def _unchanged(config: Path, evidence: Evidence) -> bytes:
+    """The file's bytes, if they still say what was audited."""
+    try:
+        content = config.read_bytes()
+        if loads(content, CONFIG, allow_nonfinite=True) == evidence.config or b"NaN" in content:
+            return content
+    except FormatError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"{config}: cannot be read: {error.strerror or error}", help="audit it again") from error
+    raise ConfigError(f"{config}: is not what it was when it was audited", help="audit it again")
 
 
 def _levels(evidence: Evidence) -> list[str]:

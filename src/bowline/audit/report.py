@@ -9,6 +9,7 @@ from typing import Any
 from bowline.audit.evidence import Evidence, TieEvidence
 from bowline.audit.rules import Finding, Rule, Severity, all_rules
 from bowline.errors import UsageError
+from bowline.tie import TieState
 
 __all__ = ["REPORT_VERSION", "AuditReport", "findings_of", "select_rules"]
 
@@ -85,7 +86,8 @@ def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tupl
 
 def _tie(tie: TieEvidence) -> dict[str, Any]:
     difference = tie.difference
-    compared = tie.state is not None and tie.target is not None and tie.source is not None
+    same = tie.state in (TieState.EQUAL, TieState.ALIAS)
+    compared = same or (tie.state is TieState.INCOMPATIBLE and (tie.equal_when_cast or tie.has_nan))
     return {
         "target": tie.tie.target,
         "source": tie.tie.source,

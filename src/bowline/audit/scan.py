@@ -39,6 +39,8 @@ INFINITY_BITS = {
     "F8_E4M3": 0x7F,  # no infinity: the one pattern that is no number
 }
 """A magnitude of at least this is not finite. These dtypes are scanned; others hold codes, not values."""
+NAN_BITS = {dtype: bits + (dtype != "F8_E4M3") for dtype, bits in INFINITY_BITS.items()}
+"""A magnitude of at least this is NaN."""
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
 Values = npt.NDArray[Any]
@@ -63,7 +65,8 @@ class RowScan:
     @property
     def not_finite(self) -> npt.NDArray[np.bool_]:
         """Rows with an infinite value or a NaN."""
-        return self.largest_bits >= INFINITY_BITS[_scanned_dtype(self.tensor)]
+        found: npt.NDArray[np.bool_] = self.largest_bits >= INFINITY_BITS[_scanned_dtype(self.tensor)]
+        return found
 
     @property
     def norm(self) -> npt.NDArray[np.float32]:
@@ -146,7 +149,8 @@ class _Reader:
             rows = np.ascontiguousarray(self.checkpoint.rows(self.tensor.name, start, stop))
             return rows.reshape(stop - start, self.columns).view(self._type)
         block = self._buffer[: (stop - start) * self.columns]
-        self.checkpoint.read_rows_into(self.tensor.name, start, memoryview(block).cast("B"))
+        if block.size:
+            self.checkpoint.read_rows_into(self.tensor.name, start, block.view(np.uint8).data)
         return block.reshape(stop - start, self.columns)
 
     def values(self, words: Words) -> Values:
@@ -176,7 +180,7 @@ def _compare_rows(
     beside = other.words(start, stop)
     same_dtype = reader.tensor.dtype == other.tensor.dtype
     if same_dtype and np.array_equal(_wide_words(words), _wide_words(beside)):
-        if (first.largest_bits[start:stop] > INFINITY_BITS[_scanned_dtype(first.tensor)]).any():
+        if (first.largest_bits[start:stop] >= NAN_BITS[_scanned_dtype(first.tensor)]).any():
             pair.has_nan = True
         return
     left, right = reader.values(words), other.values(beside)
@@ -195,15 +199,16 @@ def _compare_rows(
 
 def rounded(values: Values, dtype: str) -> Values:
     """Values as a shorter floating-point dtype would hold them: to nearest, ties to even."""
-    if dtype == "BF16":
-        bits = values.astype(np.float32).view(np.uint32)
-        up = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-        short: Values = ((bits + up) & np.uint32(0xFFFF0000)).view(np.float32)
-        return short
-    if dtype == "F16":
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):
+        if dtype == "F16":
             return values.astype(np.float16).astype(np.float32)
-    return values.astype(np.float32)
+        single = values.astype(np.float32)
+    if dtype != "BF16":
+        return single
+    bits = single.view(np.uint32)
+    up = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    short: Values = ((bits + up) & np.uint32(0xFFFF0000)).view(np.float32)
+    return np.where(np.isnan(single), single, short)  # a NaN of all ones would wrap around to zero
 
 
 def _wide_words(words: Words) -> Words:

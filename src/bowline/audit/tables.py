@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import nan, prod
 
 import numpy as np
+import numpy.typing as npt
 
-from bowline.audit.difference import Difference, explain_difference
+from bowline.audit.difference import ROWS_NAMED, Cause, Difference, explain_difference
 from bowline.audit.evidence import TieEvidence, compare_headers
 from bowline.audit.scan import PairScan, RowScan, can_scan, scan_tables
 from bowline.audit.vocabulary import PaddingRow, TableRows, classify_padding, describe_table
 from bowline.checkpoint.checkpoint import Checkpoint
+from bowline.checkpoint.dtypes import BITS
 from bowline.checkpoint.tensor import StoredTensor
 from bowline.families.declaration import Declaration
 from bowline.families.table import lookup
 from bowline.geometry import GeometryReport, describe, sample_rows
-from bowline.tie import TieState
+from bowline.tie import Tie, TieState
 
 __all__ = ["TablesRead", "read_tables"]
 
 WHOLE_TABLE_BYTES = 64 << 20
 """A table of at most this many bytes (as float32) has its geometry measured whole, a larger one on a sample."""
 SAMPLE_BYTES = 16 << 20
+BYTES_AT_ONCE = 1 << 20
+LARGEST_NUMBER = 2**53
+"""No id and no range of a config is larger; integers of any length and NaN are in some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +46,11 @@ def read_tables(checkpoint: Checkpoint, declaration: Declaration) -> TablesRead:
     tensors = checkpoint.tensors
     by_headers = [compare_headers(tensors, declared) for declared in declaration.ties]
     scans: dict[str, RowScan] = {}
-    pairs: dict[str, PairScan] = {}
+    pairs: dict[Tie, PairScan] = {}  # a target can have another source in each version
     for source, targets in _groups(by_headers, declaration, tensors).items():
         scan = scan_tables(checkpoint, source, targets)
         scans[source.name] = scan.rows
-        pairs.update((pair.tensor.name, pair) for pair in scan.pairs)
+        pairs.update((Tie(pair.tensor.name, source.name), pair) for pair in scan.pairs)
     ties = tuple(_settle(checkpoint, tie, pairs) for tie in by_headers)
     for tie in ties:  # a head that is its own table has rows of its own to look at
         if tie.target is not None and tie.target.name not in scans and _has_own_rows(tie) and can_scan(tie.target):
@@ -83,8 +89,8 @@ def _groups(
     return groups
 
 
-def _settle(checkpoint: Checkpoint, tie: TieEvidence, pairs: Mapping[str, PairScan]) -> TieEvidence:
-    pair = pairs.get(tie.tie.target)
+def _settle(checkpoint: Checkpoint, tie: TieEvidence, pairs: Mapping[Tie, PairScan]) -> TieEvidence:
+    pair = pairs.get(tie.tie)
     if pair is None or tie.source is None:
         if tie.state is None:  # codes, not values: only their bytes can be compared
             return _settle_by_bytes(checkpoint, tie)
@@ -96,22 +102,35 @@ def _settle(checkpoint: Checkpoint, tie: TieEvidence, pairs: Mapping[str, PairSc
 
 
 def _settle_by_bytes(checkpoint: Checkpoint, tie: TieEvidence) -> TieEvidence:
-    from bowline.audit.difference import Cause
-
-    assert tie.target is not None
+    assert tie.target is not None and tie.source is not None
+    if prod(tie.target.shape[1:]) * BITS[tie.target.dtype] % 8:  # rows that end within a byte stay unread
+        return tie
+    rows = tie.target.shape[0] if tie.target.shape else 1
+    step = max(1, BYTES_AT_ONCE * rows // max(1, tie.target.nbytes))
     where: list[int] = []
-    for (start, left), (_, right) in zip(
-        checkpoint.blocks(tie.tie.target), checkpoint.blocks(tie.tie.source), strict=True
-    ):
-        unequal = (left != right).reshape(len(left), -1).any(axis=1)
-        where.extend(int(row) + start for row in np.flatnonzero(unequal))
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        left, right = (_raw_rows(checkpoint, tensor, start, stop) for tensor in (tie.target, tie.source))
+        where.extend(int(row) + start for row in np.flatnonzero((left != right).any(axis=1)))
     if not where:
         return replace(tie, state=TieState.EQUAL)
-    cause = Cause.ALL_ROWS if len(where) == tie.target.shape[0] else Cause.SOME_ROWS
     difference = Difference(
-        rows_differing=len(where), some_rows=tuple(where[:8]), max_abs_difference=0.0, cause=cause
+        rows_differing=len(where),
+        some_rows=tuple(where[:ROWS_NAMED]),
+        max_abs_difference=nan,  # of codes that nothing here knows the scale of
+        cause=Cause.ALL_ROWS if len(where) == rows else Cause.SOME_ROWS,
     )
     return replace(tie, state=TieState.DIVERGED, difference=difference)
+
+
+def _raw_rows(checkpoint: Checkpoint, tensor: StoredTensor, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    """The bytes of each row; nothing is decoded, so that codes of any dtype can be held against each other."""
+    if tensor.strides is not None:
+        return np.ascontiguousarray(checkpoint.rows(tensor.name, start, stop)).reshape(stop - start, -1).view(np.uint8)
+    raw = np.empty((stop - start, tensor.nbytes // max(1, tensor.shape[0] if tensor.shape else 1)), np.uint8)
+    if raw.size:
+        checkpoint.read_rows_into(tensor.name, start, memoryview(raw).cast("B"))
+    return raw
 
 
 def _has_own_rows(tie: TieEvidence) -> bool:
@@ -130,7 +149,7 @@ def _number(checkpoint: Checkpoint, key: str) -> float | None:
     config = checkpoint.config or {}
     for path in (key, f"text_config.{key}"):
         value = lookup(config, path)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER:
             return value
     return None
 

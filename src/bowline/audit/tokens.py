@@ -16,7 +16,7 @@ __all__ = ["Tokenizer", "read_tokenizer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
-    """The ids that a tokenizer can produce. `problems` are files of it that cannot be read."""
+    """The ids that a tokenizer can produce. `problems` are files of it that cannot be read, with the reason."""
 
     ids: Mapping[str, int]
     files: tuple[str, ...]
@@ -24,7 +24,7 @@ class Tokenizer:
     largest_token: str | None
     special: Mapping[str, str] = field(default_factory=dict)
     """The tokens that `special_tokens_map.json` names, by their part: `{"pad_token": "[PAD]"}`."""
-    problems: tuple[str, ...] = ()
+    problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -36,14 +36,14 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     """The tokenizer that lies beside the weights, or `None`. A malformed file becomes a problem, not an error."""
     ids: dict[str, int] = {}
     files: list[str] = []
-    problems: list[str] = []
+    problems: dict[str, str] = {}
     special: dict[str, str] = {}
 
     def read(name: str) -> Any:
         try:
             return checkpoint.json(name)
         except CheckpointError as error:
-            problems.append(error.message)
+            problems[name] = error.message
             return None
 
     content = read("tokenizer.json")
@@ -72,7 +72,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
         largest_id=None if largest is None else ids[largest],
         largest_token=largest,
         special=special,
-        problems=tuple(problems),
+        problems=problems,
     )
 
 

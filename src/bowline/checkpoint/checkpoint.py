@@ -52,7 +52,7 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
         raise UsageError("an empty path", help="give a directory, a file or org/name")
     path = Path(name)
     if os.path.lexists(path):
-        if path.is_dir():
+        if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a folder on the way may not be searched
             return Checkpoint(LocalDirectory(path))
         if path.name == CONFIG:
             return Checkpoint(LocalDirectory(path.parent))

@@ -87,8 +87,9 @@ def _regular_files(entries: os._ScandirIterator[str]) -> list[tuple[str, int]]:
 
 
 def _hub_cache_blobs(root: Path) -> tuple[Path, ...]:
-    """`models--org--name/snapshots/<commit>` keeps its bytes in `models--org--name/blobs`."""
-    repository = root.parent.parent
-    if root.parent.name == "snapshots" and repository.name.startswith("models--"):
-        return (repository / "blobs",)
-    return ()
+    """`models--org--name/snapshots/<commit>`, and every folder in it, keeps its bytes in `models--org--name/blobs`."""
+    return tuple(
+        directory.parent / "blobs"
+        for directory in root.parents
+        if directory.name == "snapshots" and directory.parent.name.startswith("models--")
+    )

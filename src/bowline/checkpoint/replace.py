@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from errno import ENOTDIR
 from pathlib import Path
 
 from bowline.errors import ConfigError
@@ -24,18 +25,23 @@ def replace_file(path: Path, content: bytes, *, why: str) -> Path:
 
     Raises:
         ConfigError: `path` is a symbolic link or has several names (a cache's copy is not ours to change), or the
-            directory cannot be written.
+            directory cannot be written, or its `.bowline` leads elsewhere.
     """
-    status = path.lstat()
+    try:
+        status = path.lstat()
+        before = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror or error}", help="check the path and its permissions"
+        ) from error
     if path.is_symlink() or status.st_nlink > 1:
         raise ConfigError(
             f"{path}: is {'a symbolic link' if path.is_symlink() else 'one of several names of one file'}, "
             "expected a file of its own",
             help="copy the checkpoint out of the cache, and fix the copy",
         )
-    before = path.read_bytes()
     try:
-        backup = _keep(path, before, content, why)
+        backup = _keep(path, before, content, why, status.st_mode & 0o7777)
         staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             _write(staged, content, status.st_mode & 0o7777)
@@ -50,19 +56,23 @@ def replace_file(path: Path, content: bytes, *, why: str) -> Path:
     return backup
 
 
-def _keep(path: Path, before: bytes, after: bytes, why: str) -> Path:
+def _keep(path: Path, before: bytes, after: bytes, why: str, mode: int) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     root = path.parent / UNDO_DIRECTORY
+    for directory in (root.parent, root):  # one by one: a link that came with the checkpoint must not lead us away
+        directory.mkdir(exist_ok=True)
+        if directory.is_symlink():
+            raise NotADirectoryError(ENOTDIR, f"{directory} is a symbolic link, expected a directory")
     backup = root / stamp
     attempt = 0
     while True:
         try:
-            backup.mkdir(parents=True)
+            backup.mkdir()
             break
         except FileExistsError:
             attempt += 1
             backup = root / f"{stamp}-{attempt}"
-    _write(backup / path.name, before, 0o644)
+    _write(backup / path.name, before, mode)
     manifest = {
         "version": 1,
         "why": why,

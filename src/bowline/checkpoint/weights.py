@@ -61,7 +61,7 @@ def read_weights(files: FileSet, only: str | None = None) -> Weights:
     """
     names = files.sizes()
     if only is not None:
-        return _sharded(files, only) if only.endswith(INDEX_SUFFIX) else _single(files, only)
+        return _sharded(files, only) if only.endswith(INDEX_SUFFIX) else _alone(files, only)
     for single in SINGLE_FILES:
         index = single + INDEX_SUFFIX
         if single in names:
@@ -78,25 +78,34 @@ def read_weights(files: FileSet, only: str | None = None) -> Weights:
     raise _no_model(files, candidates)
 
 
+def _alone(files: FileSet, name: str) -> Weights:
+    """A file that was asked for by name: what lies beside it is another question."""
+    read = _read_file(files, name)
+    return Weights(tensors=read.tensors, files=(name,), metadata=read.metadata, lints=tuple(read.lints))
+
+
 def _single(files: FileSet, name: str, also: str | None = None) -> Weights:
     read = _read_file(files, name)
     lints = list(read.lints)
+    named: set[str] = set()
     if also is not None:
-        lints.append(
-            Lint(
-                kind=LintKind.TWO_MODELS,
-                message=f"{name} and {also} are both present: transformers reads the first, others the second",
-                files=(name, also),
-            )
-        )
+        weight_map: Mapping[str, str] = {}
         try:
-            shards = sorted(set(_weight_map(files, also)[0].values()) - {name})
+            weight_map, _ = _weight_map(files, also)
         except CheckpointError as error:
-            shards = []
             lints.append(Lint(kind=LintKind.INDEX_MALFORMED, message=error.message, files=(also,)))
-    else:
-        shards = []
-    lints += _orphans(files, {name, *shards})
+        named = set(weight_map.values())
+        if named == {name}:  # an index of the single file: one model, and two lists of its tensors
+            lints += _disagreements(also, weight_map, {name: read})
+        else:
+            lints.append(
+                Lint(
+                    kind=LintKind.TWO_MODELS,
+                    message=f"{name} and {also} are both present: transformers reads the first, others the second",
+                    files=(name, also),
+                )
+            )
+    lints += _orphans(files, {name, *named})
     return Weights(tensors=read.tensors, files=(name,), metadata=read.metadata, lints=tuple(lints))
 
 
@@ -112,7 +121,7 @@ def _sharded(files: FileSet, index: str) -> Weights:
             help="fetch the checkpoint again",
         )
     lints += _disagreements(index, weight_map, reads)
-    lints += _orphans(files, set(shards))
+    lints += _orphans(files, {index.removesuffix(INDEX_SUFFIX), *shards})
     tensors = _merge(reads, weight_map)
     if total_size is not None and len(reads) == len(shards):
         lints += _total_size(index, total_size, tensors)

@@ -2,8 +2,32 @@
 
 from __future__ import annotations
 
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bowline.errors import UsageError
+
 __all__ = ["demo"]
 
 
-def demo() -> None:
-    """Audit a real checkpoint beside broken ones."""
+def demo(
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the checkpoints into DIR, new or empty, and keep them.")
+    ] = None,
+) -> None:
+    """Audit a real checkpoint, healthy ones, and the same broken as people report it; exit 1 if any surprises."""
+    from bowline.demo.show import Show
+
+    if keep is not None and keep.exists() and not (keep.is_dir() and not any(keep.iterdir())):
+        raise UsageError(f"{keep}: expected a new or an empty directory", help="name another one")
+    place = nullcontext(str(keep)) if keep is not None else tempfile.TemporaryDirectory(prefix="bowline-demo-")
+    with place as directory:
+        show = Show(Path(directory))
+        show.run()
+    if keep is not None:
+        typer.echo(f"The checkpoints are in {keep}; try: bowline audit --fix {keep / 'gpt2-flag-flipped'}")
+    raise typer.Exit(1 if show.problems else 0)

@@ -53,7 +53,8 @@ class Size:
 class Declaration:
     """The ties of one checkpoint by the names in its files, and where each came from.
 
-    `inferred` is true when the class is unknown and the ties were read off names and shapes. `vocabulary` maps each
+    `inferred` is true when the class is unknown and the ties were read off names and shapes. `made` lists, by loader,
+    the ties that it makes under this config, in its own order and from its own owners. `vocabulary` maps each
     stored tensor with a vocabulary axis to that axis. `levels` are all the levels of the config that state the flag.
     """
 
@@ -61,6 +62,7 @@ class Declaration:
     family: str | None
     inferred: bool
     ties: tuple[DeclaredTie, ...]
+    made: Mapping[str, tuple[Tie, ...]]
     flag: Flag
     embedding: str | None
     head: str | None

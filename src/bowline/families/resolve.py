@@ -78,7 +78,7 @@ def _known(
     family = table.family(architecture.family)
     spell = _Spelling(architecture, shapes)
     newest = architecture.newest
-    ties = _declared_ties(architecture, config, spell)
+    ties, made = _declared_ties(architecture, config, spell)
     head = spell(newest.head) if newest.head else None
     main = next((tie for tie in ties if tie.tie.target == head), ties[0] if ties else None)
     levels = stated_levels(config)
@@ -88,6 +88,7 @@ def _known(
         family=architecture.family,
         inferred=inferred,
         ties=ties,
+        made=made,
         flag=main.flag if main else _unused_flag(levels),
         embedding=spell(newest.embedding) if newest.embedding else None,
         head=head,
@@ -101,27 +102,41 @@ def _known(
 
 def _declared_ties(
     architecture: Architecture, config: Mapping[str, Any], spell: _Spelling
-) -> tuple[DeclaredTie, ...]:
-    """The ties of every version, each once: newest first, since its names are what files are written with today."""
-    gates: dict[Tie, dict[str, Gate]] = {}
+) -> tuple[tuple[DeclaredTie, ...], dict[str, tuple[Tie, ...]]]:
+    """One tie for each target, as the newest version that declares it has it; and what each version makes.
+
+    An older version may hang the same tensors on another owner (`shared` on the decoder's table, not the other way
+    round): that is the same knot, so it is listed once, and run as that version runs it.
+    """
+    listed: dict[str, Tie] = {}
+    gates: dict[str, dict[str, Gate]] = {}
+    made: dict[str, tuple[Tie, ...]] = {}
     for loader in sorted(architecture.declared, reverse=True):
-        for tie, gate in architecture.declared[loader].ties:
-            spelled = Tie(spell(tie.target), spell(tie.source))
-            if spelled.target != spelled.source:
-                gates.setdefault(spelled, {})[loader] = gate
-    ties = []
-    for tie, by_loader in gates.items():
-        decisions = {loader: gate.decide(config) for loader, gate in by_loader.items()}
-        ties.append(
-            DeclaredTie(
-                tie=tie,
-                flag=_flag(by_loader, decisions),
-                asked={loader: decisions.get(loader, (False, None))[0] for loader in architecture.declared},
-                paths=tuple(dict.fromkeys(path for gate in by_loader.values() for path in gate.paths)),
-                unconditional=frozenset(loader for loader, gate in by_loader.items() if not gate.paths),
-            )
-        )
-    return tuple(ties)
+        asked = []
+        for declared, gate in architecture.declared[loader].ties:
+            tie = Tie(spell(declared.target), spell(declared.source))
+            if tie.target == tie.source:
+                continue
+            if gate.decide(config)[0]:
+                asked.append(tie)
+            backwards = listed.get(tie.source)
+            if backwards is None or backwards.source != tie.target:
+                listed.setdefault(tie.target, tie)
+                gates.setdefault(tie.target, {})[loader] = gate
+        made[loader] = tuple(asked)
+    ties = tuple(_declared_tie(tie, gates[target], config, architecture) for target, tie in listed.items())
+    return ties, made
+
+
+def _declared_tie(tie: Tie, gates: Mapping[str, Gate], config: Mapping[str, Any], architecture: Architecture) -> DeclaredTie:
+    decisions = {loader: gate.decide(config) for loader, gate in gates.items()}
+    return DeclaredTie(
+        tie=tie,
+        flag=_flag(gates, decisions),
+        asked={loader: decisions.get(loader, (False, None))[0] for loader in architecture.declared},
+        paths=tuple(dict.fromkeys(path for gate in gates.values() for path in gate.paths)),
+        unconditional=frozenset(loader for loader, gate in gates.items() if not gate.paths),
+    )
 
 
 def _flag(gates: Mapping[str, Gate], decisions: Mapping[str, tuple[bool, str | None]]) -> Flag:
@@ -185,16 +200,19 @@ def _unknown(config: Mapping[str, Any], shapes: Shapes, table: Table, stated_cla
     embedding, head, head_name = infer_ties(shapes, vocab_size.value if vocab_size else None, stated_class)
     path, value = next(iter(levels.items()), (None, None))
     ties: tuple[DeclaredTie, ...] = ()
+    made: dict[str, tuple[Tie, ...]] = {}
     if embedding and head_name:
         asked = {"transformers-4": True, "transformers-5": False} if value is None else dict.fromkeys(table.versions, value)
         flag = Flag(value=value, path=path)
         ties = (DeclaredTie(tie=Tie(head_name, embedding), flag=flag, asked=asked, paths=(path or FLAG,)),)
+        made = {loader: (ties[0].tie,) if wanted else () for loader, wanted in asked.items()}
     model_type = config.get("model_type")
     return Declaration(
         architecture=stated_class,
         family=model_type if isinstance(model_type, str) else None,
         inferred=True,
         ties=ties,
+        made=made,
         flag=Flag(value=value, path=path),
         embedding=embedding,
         head=head,

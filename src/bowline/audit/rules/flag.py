@@ -37,7 +37,7 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
             yield Observation(
                 message=(
                     f"{tie.tie.target} and {tie.tie.source} differ in {difference.rows_differing} of "
-                    f"{tie.target.shape[0] if tie.target else '?'} rows (by at most {difference.max_abs_difference:.3g}; "
+                    f"{_rows(tie)} rows (by at most {difference.max_abs_difference:.3g}; "
                     f"looks like {difference}), but {tie.declared.flag}"
                 ),
                 help="`bowline audit --fix` sets the flag to false; or remove the head from the file if it is not wanted",
@@ -65,7 +65,7 @@ def untied_but_missing(evidence: Evidence) -> Iterator[Observation]:
     Threads: huggingface/transformers#43429, vllm-project/vllm#33359
     """
     for tie in evidence.ties:
-        if tie.state is TieState.TARGET_MISSING and tie.declared.flag.value is False and _stored_as_is(evidence, tie):
+        if tie.state is TieState.TARGET_MISSING and tie.declared.flag.value is False and _stored_as_is(evidence, tie.tie.target):
             fates = _loaders_with(evidence, tie, Fate.RANDOM)
             if fates:
                 yield Observation(
@@ -95,14 +95,6 @@ def flag_absent(evidence: Evidence) -> Iterator[Observation]:
     """
     if evidence.config is None:
         return
-    truth = {
-        TieState.TARGET_MISSING: True,
-        TieState.EQUAL: True,
-        TieState.ALIAS: True,
-        TieState.DIVERGED: False,
-        TieState.INCOMPATIBLE: False,
-        TieState.SOURCE_MISSING: True,
-    }
     for tie in evidence.ties:
         asked = tie.declared.asked
         if tie.declared.flag.path is None and len(set(asked.values())) > 1 and tie.tie.target == _main(evidence):
@@ -112,7 +104,7 @@ def flag_absent(evidence: Evidence) -> Iterator[Observation]:
                 help="`bowline audit --fix` writes the flag that the bytes make true",
                 tensors=(tie.tie.target, tie.tie.source),
                 file=CONFIG,
-                flag_from_bytes=truth.get(tie.state) if tie.state else None,
+                flag_from_bytes=_flag_of_bytes(evidence, tie),
             )
 
 
@@ -143,16 +135,13 @@ def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
     main = next((tie for tie in evidence.ties if tie.tie.target == _main(evidence)), evidence.ties[0])
     loaders_differ = len(set(main.declared.asked.values())) > 1 and not main.declared.unconditional
     stated = ", ".join(f"{path}: {str(value).lower()}" for path, value in levels.items())
-    truth = {TieState.DIVERGED: False, TieState.INCOMPATIBLE: False, None: None}.get(main.state, True)
-    if main.state is TieState.EQUAL and main.declared.flag.value is False:
-        truth = False
     yield Observation(
         message=f"levels of the config disagree ({stated}); which one counts depends on the loader",
         help="`bowline audit --fix` writes the value that the bytes make true at every level",
         tensors=(main.tie.target,),
         file=CONFIG,
         severity=None if loaders_differ else Severity.INFO,
-        flag_from_bytes=truth if loaders_differ else None,
+        flag_from_bytes=_flag_of_bytes(evidence, main) if loaders_differ else None,
     )
 
 
@@ -197,7 +186,7 @@ def both_missing(evidence: Evidence) -> Iterator[Observation]:
     Threads: huggingface/transformers#43429
     """
     for tie in evidence.ties:
-        if tie.state is TieState.BOTH_MISSING and _stored_as_is(evidence, tie):
+        if tie.state is TieState.BOTH_MISSING and _stored_as_is(evidence, tie.tie.target):
             stands_alone = _is_bias(tie) or any(
                 other.state is not TieState.BOTH_MISSING and other.tie.source == tie.tie.source for other in evidence.ties
             )
@@ -225,7 +214,8 @@ def only_target_stored(evidence: Evidence) -> Iterator[Observation]:
     Threads: huggingface/safetensors#98
     """
     for tie in evidence.ties:
-        if tie.state is TieState.SOURCE_MISSING and not _is_recorded_alias(evidence, tie) and not _is_bias(tie):
+        stored_otherwise = _is_recorded_alias(evidence, tie) or not _stored_as_is(evidence, tie.tie.source)
+        if tie.state is TieState.SOURCE_MISSING and not stored_otherwise and not _is_bias(tie):
             yield Observation(
                 message=f"{tie.tie.target} is stored but {tie.tie.source}, which owns the matrix, is not",
                 help=f"store the matrix as {tie.tie.source}",
@@ -346,10 +336,24 @@ def _is_bias(tie: TieEvidence) -> bool:
     return tie.tie.target.endswith("bias")
 
 
-def _stored_as_is(evidence: Evidence, tie: TieEvidence) -> bool:
-    """Not in a quantised form, under names such as `lm_head.qweight`."""
-    stem = tie.tie.target.removesuffix("weight")
-    return not any(name.startswith(stem) and name != f"{stem}bias" for name in evidence.tensors if name != tie.tie.target)
+def _stored_as_is(evidence: Evidence, *ends: str) -> bool:
+    """Stored under these names if at all, not in a quantised form under names such as `lm_head.qweight`."""
+    for end in ends:
+        stem = end.removesuffix("weight")
+        if any(name.startswith(stem) and name not in (end, f"{stem}bias") for name in evidence.tensors):
+            return False
+    return True
+
+
+def _flag_of_bytes(evidence: Evidence, tie: TieEvidence) -> bool | None:
+    """The flag that the bytes make true; `None` where they are not read, not there, or in a quantised form."""
+    if tie.state in (TieState.DIVERGED, TieState.INCOMPATIBLE):
+        return False
+    if tie.state is TieState.EQUAL:
+        return tie.declared.flag.value is not False
+    if tie.state is None or tie.state is TieState.BOTH_MISSING:
+        return None
+    return True if _stored_as_is(evidence, tie.tie.target, tie.tie.source) else None
 
 
 def _is_recorded_alias(evidence: Evidence, tie: TieEvidence) -> bool:
@@ -377,6 +381,10 @@ def _is_text_level(config: object, path: str) -> bool:
     for key in keys:
         config = config.get(key) if isinstance(config, dict) else None
     return not keys or (isinstance(config, dict) and "vocab_size" in config)
+
+
+def _rows(tie: TieEvidence) -> int:
+    return tie.target.shape[0] if tie.target is not None and tie.target.shape else 1
 
 
 def _bytes(count: int) -> str:

@@ -79,5 +79,5 @@ def tokenizer_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     Mend: fetch the file again.
     """
-    for problem in evidence.tokenizer.problems if evidence.tokenizer else ():
-        yield Observation(message=problem, help="fetch the file again", file=problem.partition(":")[0])
+    for file, problem in evidence.tokenizer.problems.items() if evidence.tokenizer else ():
+        yield Observation(message=problem, help="fetch the file again", file=file)

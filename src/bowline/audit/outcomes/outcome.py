@@ -1,0 +1,84 @@
+"""What a loader can make of a tie, and what it can see to decide by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bowline import families
+from bowline.families.declaration import DeclaredTie
+from bowline.tie import Tie
+
+__all__ = ["Fate", "Outcome", "Result", "Seen", "always_tied", "asked_of_newest", "knowledge", "misshapen", "neither"]
+
+
+class Fate(StrEnum):
+    """What becomes of a tie's target when a loader has read the checkpoint."""
+
+    TIED = "tied"
+    KEPT = "kept"
+    RANDOM = "random"
+    DROPPED = "dropped"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A fate and its reason, one phrase."""
+
+    fate: Fate
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a loader can see of the checkpoint's tensors."""
+
+    stored: frozenset[str]
+    equal: Mapping[Tie, bool | None]
+    """Whether `torch.equal` would call both ends equal; `None` when the values were not read."""
+    equal_when_cast: Mapping[Tie, bool]
+    """Whether both ends agree once cast to the shorter of their dtypes."""
+    misshapen: frozenset[str]
+    """Stored tensors whose shape is not the one that the config builds."""
+    safetensors: bool
+
+
+Result = Iterable[tuple[str, Outcome | None]]
+"""By target: the outcome, or `None` where it hangs on values that were not read."""
+
+
+def always_tied(tie: Tie, seen: Seen, why: str) -> Outcome | None:
+    """The fate under a loader that ties whatever is stored."""
+    if tie.source not in seen.stored:
+        return neither() if tie.target not in seen.stored else Outcome(Fate.REFUSED, f"{tie.source} is not stored")
+    if tie.target not in seen.stored or seen.equal.get(tie):
+        return Outcome(Fate.TIED, why)
+    return None if seen.equal.get(tie) is None else Outcome(Fate.DROPPED, why)
+
+
+def neither() -> Outcome:
+    """The fate of two ends that nobody stored."""
+    return Outcome(Fate.RANDOM, "neither end is stored")
+
+
+def asked_of_newest(declared: DeclaredTie) -> bool:
+    """The flag as today's transformers reads it, whose configs the other loaders use."""
+    return declared.asked[max(declared.asked)] if declared.asked else bool(declared.flag.value)
+
+
+def misshapen(seen: Seen) -> Outcome:
+    """What every loader says of a tensor that does not fit."""
+    return Outcome(Fate.REFUSED, f"size mismatch: {', '.join(sorted(seen.misshapen))}")
+
+
+@cache
+def knowledge(name: str) -> Mapping[str, Any]:
+    """One of the families' data files."""
+    content: Mapping[str, Any] = json.loads((Path(families.__file__).parent / name).read_bytes())
+    return content

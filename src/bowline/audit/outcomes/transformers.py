@@ -1,0 +1,99 @@
+"""transformers, 4 and 5: their own `tie_weights` step by step, on what was seen instead of on tensors.
+
+`make sweep` holds every prediction of this file against a real load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bowline.audit.outcomes.outcome import Fate, Outcome, Result, Seen, misshapen
+from bowline.families.declaration import Declaration, DeclaredTie
+from bowline.tie import Tie
+
+__all__ = ["transformers_4", "transformers_5"]
+
+Holders = dict[str, str]
+"""By name: the name whose parameter it holds after loading. A name that is not a key holds its own."""
+
+
+def transformers_4(declaration: Declaration, seen: Seen) -> Result:
+    """Version 4: a tie that the config asks for is made, whatever the file holds."""
+    return _after_loading("transformers-4", declaration, seen, _tie_whatever_is_stored(_made(declaration, 4)))
+
+
+def transformers_5(declaration: Declaration, seen: Seen) -> Result:
+    """Version 5: a tie is made where the file allows it."""
+    return _after_loading("transformers-5", declaration, seen, _tie_what_agrees(_made(declaration, 5), seen))
+
+
+def _made(declaration: Declaration, version: int) -> Sequence[Tie]:
+    return declaration.made.get(f"transformers-{version}", ())
+
+
+def _tie_whatever_is_stored(made: Sequence[Tie]) -> Holders:
+    holders: Holders = {}
+    for tie in made:
+        holders[tie.target] = holders.get(tie.source, tie.source)
+    return holders
+
+
+def _tie_what_agrees(made: Sequence[Tie], seen: Seen) -> Holders | None:
+    """Both ends stored: tied if equal, else left alone. One stored: tied to it, whichever it is. Neither: another
+    target of the same source that is stored takes the source's place. `None` when it hangs on values not read.
+    """
+    holders: Holders = {}
+    for at, tie in enumerate(made):
+        target, source = tie.target, tie.source
+        target_there, source_there = target in seen.stored, source in seen.stored
+        if source_there and target_there:
+            equal = seen.equal.get(tie)
+            if equal is None:
+                return None
+            if not equal:
+                continue
+        elif target_there:
+            target, source = source, target
+        elif not source_there:
+            others = (other.target for other in made[at + 1 :] if other.source == source)
+            source = next((other for other in others if other in seen.stored), source)
+        holders[target] = holders.get(source, source)
+    return holders
+
+
+def _after_loading(loader: str, declaration: Declaration, seen: Seen, holders: Holders | None) -> Result:
+    unknown = not declaration.inferred and loader not in declaration.loaders
+    for declared in declaration.ties:
+        if unknown:
+            yield declared.tie.target, Outcome(Fate.REFUSED, f"{declaration.architecture} is not in this version")
+        elif seen.misshapen:
+            yield declared.tie.target, misshapen(seen)
+        elif holders is None:
+            yield declared.tie.target, None
+        else:
+            yield declared.tie.target, _fate(declared, loader, holders, seen)
+
+
+def _fate(declared: DeclaredTie, loader: str, holders: Holders, seen: Seen) -> Outcome | None:
+    tie = declared.tie
+    flag = "always tied" if loader in declared.unconditional else str(declared.flag)
+    holder = holders.get(tie.target, tie.target)
+    if holder == holders.get(tie.source, tie.source):
+        if holder not in seen.stored:
+            return Outcome(Fate.RANDOM, "neither end is stored")
+        if tie.target not in seen.stored or holder == tie.target or seen.equal.get(tie):
+            return Outcome(Fate.TIED, _why_tied(tie, seen, flag))
+        return None if seen.equal.get(tie) is None else Outcome(Fate.DROPPED, f"{flag}: overwritten by {holder}")
+    if tie.target not in seen.stored:
+        return Outcome(Fate.RANDOM, f"{flag}, and nothing stored: drawn afresh")
+    if declared.asked.get(loader):
+        return Outcome(Fate.KEPT, f"{flag}, but stored and different: a warning, and no tie")
+    return Outcome(Fate.KEPT, f"{flag}: loaded as stored")
+
+
+def _why_tied(tie: Tie, seen: Seen, flag: str) -> str:
+    if tie.target in seen.stored and tie.source in seen.stored:
+        return f"{flag}: the stored copy is equal"
+    if tie.target in seen.stored:
+        return f"{flag}: {tie.source} is not stored and takes the target"
+    return f"{flag}: shares {tie.source}"
