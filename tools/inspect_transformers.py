@@ -459,7 +459,14 @@ def facts(cls: type[Any]) -> Json | None:
     pairs = {pair for pair in known if any_vocabulary & set(pair) and pair[::-1] not in declared}
     truth = {pair: {setting: is_tied(model, *pair) for setting, model in models.items()} for pair in pairs}
     made = without_detours(truth)
-    wanted = {*vocabulary, *itertools.chain(*made)} | {name for name in (embedding, head) if name}
+    others = {
+        path: {name: axis for name, (axis, _) in sorted(axes.items()) if name not in vocabulary}
+        for path, axes in sorted(by_path.items())
+        if path != main and not axes.keys() <= vocabulary.keys()
+    }
+    wanted = {*vocabulary, *itertools.chain(*others.values()), *itertools.chain(*made)} | {
+        name for name in (embedding, head) if name
+    }
     on_disk = disk_names(cls, content_tied, wanted)
 
     def disk(name: str | None) -> str | None:
@@ -473,19 +480,23 @@ def facts(cls: type[Any]) -> Json | None:
             tie["flat_gate"] = without_text_config[target, source]
         ties.append(tie)
     never = [f"{target} <- {source}" for (target, source), table in sorted(truth.items()) if not any(table.values())]
+    declaration: Json = {
+        "ties": ties,
+        "embedding": disk(embedding),
+        "head": disk(head),
+        "vocabulary": {str(disk(name)): axis for name, axis in sorted(vocabulary.items())},
+        "module_names": {on_disk[name]: name for name in sorted(on_disk) if on_disk[name] != name},
+    }
+    if others:
+        declaration["other_vocabularies"] = {
+            path: {str(disk(name)): axis for name, axis in axes.items()} for path, axes in others.items()
+        }
     return {
         "vocab_size": main,
-        "other_vocabularies": {path: sorted(axes) for path, axes in by_path.items() if path != main},
         "hidden_size": width_path(cls, content, embedding, main) if embedding else None,
         "never_made": never,
         "other_ties": len(declared - pairs),
-        "declaration": {
-            "ties": ties,
-            "embedding": disk(embedding),
-            "head": disk(head),
-            "vocabulary": {str(disk(name)): axis for name, axis in sorted(vocabulary.items())},
-            "module_names": {on_disk[name]: name for name in sorted(on_disk) if on_disk[name] != name},
-        },
+        "declaration": declaration,
     }
 
 

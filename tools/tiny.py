@@ -204,13 +204,19 @@ OVERRIDES: dict[str, Json] = {
     },
     "reformer": {"axial_pos_embds_dim": [WIDTH // 2, WIDTH // 2], "axial_pos_shape": [8, 8]},
     "ReformerModelWithLMHead": {"is_decoder": True},
-    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
 }
 """What the rules above cannot know, by the `model_type` of the level that carries it or by the name of the class."""
 
 ARGUMENTS: dict[str, Json] = {
     "gemma4_assistant": {
         "text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    },
+    "musicgen": {"text_encoder": {"model_type": "t5"}, "audio_encoder": {"model_type": "encodec"}, "decoder": {}},
+    "musicgen_melody": {
+        "text_encoder": {"model_type": "t5"},
+        "audio_encoder": {"model_type": "encodec"},
+        "decoder": {},
     },
 }
 """Arguments of the configurations that cannot be made without any."""

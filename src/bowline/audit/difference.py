@@ -49,6 +49,11 @@ class Difference:
     rank: int | None = None
     dtype: str | None = None
 
+    @property
+    def has_pattern(self) -> bool:
+        """Whether the cause says more than how many rows there are."""
+        return self.cause not in (Cause.SOME_ROWS, Cause.ALL_ROWS)
+
     def __str__(self) -> str:
         detail = f" of rank {self.rank}" if self.rank else f" through {self.dtype}" if self.dtype else ""
         return f"{self.cause.value}{detail}"

@@ -26,6 +26,8 @@ __all__ = ["TablesRead", "read_tables"]
 WHOLE_TABLE_BYTES = 64 << 20
 """A table of at most this many bytes (as float32) has its geometry measured whole, a larger one on a sample."""
 SAMPLE_BYTES = 16 << 20
+INITIAL_STD = ("initializer_range", "init_std", "initializer_factor")
+"""Where configs keep the standard deviation that embeddings are drawn with."""
 BYTES_AT_ONCE = 1 << 20
 LARGEST_NUMBER = 2**53
 """No id and no range of a config is larger; integers of any length and NaN are in some."""
@@ -55,8 +57,8 @@ def read_tables(checkpoint: Checkpoint, declaration: Declaration) -> TablesRead:
     for tie in ties:  # a head that is its own table has rows of its own to look at
         if tie.target is not None and tie.target.name not in scans and _has_own_rows(tie) and can_scan(tie.target):
             scans[tie.target.name] = scan_tables(checkpoint, tie.target).rows
-    spread = _number(checkpoint, "initializer_range")
-    tables = tuple(describe_table(checkpoint, scan, spread) for scan in scans.values() if len(scan.tensor.shape) == 2)
+    spread = next((found for key in INITIAL_STD if (found := _number(checkpoint, key))), None)
+    tables = tuple(describe_table(checkpoint, scan) for scan in scans.values() if len(scan.tensor.shape) == 2)
     embedding = tensors.get(declaration.embedding or "")
     main = embedding if embedding is not None and embedding.name in scans else None
     if main is None or len(main.shape) != 2:

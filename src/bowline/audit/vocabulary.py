@@ -58,12 +58,12 @@ class TableRows:
     not_finite: Ids
     duplicates: tuple[tuple[int, ...], ...]
     never_trained: Ids
-    as_drawn: bool
-    """All rows have the length of a fresh draw: the table was never trained."""
+    drawn_std: float | None
+    """The standard deviation of a fresh draw, when all rows have the length that one gives: a table never trained."""
     norms_estimated_from: int | None
 
 
-def describe_table(checkpoint: Checkpoint, scan: RowScan, initializer_range: float | None) -> TableRows:
+def describe_table(checkpoint: Checkpoint, scan: RowScan) -> TableRows:
     """Sort the rows of a scanned table by what they are."""
     zero, not_finite = scan.zero, scan.not_finite
     sound = ~(zero | not_finite)
@@ -75,7 +75,7 @@ def describe_table(checkpoint: Checkpoint, scan: RowScan, initializer_range: flo
         not_finite=np.flatnonzero(not_finite),
         duplicates=_duplicates(checkpoint, scan.tensor, scan.fingerprint, np.flatnonzero(sound)),
         never_trained=_never_trained(checkpoint, scan.tensor, norm, np.flatnonzero(sound)),
-        as_drawn=_as_drawn(norm[sound], scan.tensor, initializer_range),
+        drawn_std=_drawn_std(norm[sound], scan),
         norms_estimated_from=scan.norm_columns,
     )
 
@@ -127,7 +127,7 @@ def _never_trained(
 
 
 def classify_padding(
-    checkpoint: Checkpoint, scan: RowScan, table: TableRows, pad: int, initializer_range: float | None
+    checkpoint: Checkpoint, scan: RowScan, table: TableRows, pad: int, config_std: float | None
 ) -> PaddingRow:
     """What the padding row is: zero, the table's mean, a copy, drawn and never trained, or trained."""
     if scan.not_finite[pad]:
@@ -141,7 +141,7 @@ def classify_padding(
     row = checkpoint.rows(scan.tensor.name, pad, pad + 1)[0].astype(np.float64)
     if _is_mean(checkpoint, scan, pad, row):
         return PaddingRow(id=pad, row_class=PaddingClass.MEAN)
-    if initializer_range and _looks_drawn(row, initializer_range):
+    if any(std and _looks_drawn(row, std) for std in (table.drawn_std, config_std)):
         return PaddingRow(id=pad, row_class=PaddingClass.INIT_LIKE)
     return PaddingRow(id=pad, row_class=PaddingClass.TRAINED)
 
@@ -160,20 +160,23 @@ def _is_mean(checkpoint: Checkpoint, scan: RowScan, pad: int, row: npt.NDArray[n
     return short and bool((np.abs(row - mean) <= error + 1e-12).mean() > 0.99)
 
 
-def _as_drawn(norm: npt.NDArray[np.float32], tensor: StoredTensor, initializer_range: float | None) -> bool:
-    """Row norms of N(0, r^2): nearly all within a few standard errors of r sqrt(D)."""
-    if not initializer_range or len(tensor.shape) != 2 or not len(norm):
-        return False
-    expected = initializer_range * np.sqrt(tensor.shape[1])
-    allowed = STANDARD_ERRORS * initializer_range / np.sqrt(2.0)
-    return bool((np.abs(norm - expected) <= allowed).mean() > 0.99)
+def _drawn_std(norm: npt.NDArray[np.float32], scan: RowScan) -> float | None:
+    """Row norms of N(0, r^2) have mean r sqrt(D) and spread r / sqrt(2), whatever D: nearly none lies far off."""
+    if len(scan.tensor.shape) != 2 or len(norm) < FEWEST_SEEDS:
+        return None
+    columns = scan.tensor.shape[1]
+    seen = columns if scan.norm_columns is None else scan.norm_columns
+    middle = float(np.median(norm))
+    spread = middle / np.sqrt(2.0 * seen)
+    near = np.abs(norm - middle) <= STANDARD_ERRORS * spread
+    return middle / float(np.sqrt(columns)) if near.mean() > 0.99 else None
 
 
-def _looks_drawn(row: npt.NDArray[np.float64], initializer_range: float) -> bool:
-    """Mean 0 and standard deviation `initializer_range`, as near as a sample of this length comes."""
+def _looks_drawn(row: npt.NDArray[np.float64], std: float) -> bool:
+    """Mean 0 and standard deviation `std`, as near as a sample of this length comes."""
     count = len(row)
-    near_scale = abs(row.std() / initializer_range - 1.0) <= STANDARD_ERRORS / np.sqrt(2.0 * count)
-    near_zero = abs(row.mean()) <= STANDARD_ERRORS * initializer_range / np.sqrt(count)
+    near_scale = abs(row.std() / std - 1.0) <= STANDARD_ERRORS / np.sqrt(2.0 * count)
+    near_zero = abs(row.mean()) <= STANDARD_ERRORS * std / np.sqrt(count)
     return count >= 16 and bool(near_scale and near_zero)
 
 

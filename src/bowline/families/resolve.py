@@ -78,8 +78,9 @@ def _known(
     family = table.family(architecture.family)
     spell = _Spelling(architecture, shapes)
     newest = architecture.newest
-    ties, made = _declared_ties(architecture, config, spell)
     head = spell(newest.head) if newest.head else None
+    ties, made = _declared_ties(architecture, config, spell)
+    ties = tuple(sorted(ties, key=lambda declared: declared.tie.target != head))  # the head's before the others'
     main = next((tie for tie in ties if tie.tie.target == head), ties[0] if ties else None)
     levels = stated_levels(config)
     vocabulary = {spell(name): axis for declared in architecture.declared.values() for name, axis in declared.vocabulary.items()}

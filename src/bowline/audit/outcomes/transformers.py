@@ -79,6 +79,8 @@ def _fate(declared: DeclaredTie, loader: str, holders: Holders, seen: Seen) -> O
     flag = "always tied" if loader in declared.unconditional else str(declared.flag)
     holder = holders.get(tie.target, tie.target)
     if holder == holders.get(tie.source, tie.source):
+        if holder not in seen.stored and tie.target in seen.stored:
+            return Outcome(Fate.RANDOM, f"{flag}: overwritten by {holder}, which is not stored")
         if holder not in seen.stored:
             return Outcome(Fate.RANDOM, "neither end is stored")
         if tie.target not in seen.stored or holder == tie.target or seen.equal.get(tie):

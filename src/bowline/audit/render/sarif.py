@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -81,4 +82,4 @@ def _uri(location: str, file: str | None) -> str:
     path = Path(location)
     if file is not None and path.name != file:
         path = (path.parent if path.is_file() else path) / file
-    return quote(path.as_posix())
+    return quote(os.fsencode(path.as_posix()))

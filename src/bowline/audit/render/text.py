@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import astuple
+from pathlib import Path, PurePath
 
 from bowline.audit.evidence import Evidence, TieEvidence
 from bowline.audit.render.run import Run
@@ -21,7 +22,7 @@ def render_full(run: Run) -> str:
     lines: list[str] = []
     for report in run.reports:
         lines += [*_checkpoint(report), ""]
-    return "\n".join([*lines, *_failures(run), _footer(run)])
+    return _printable([*lines, *_failures(run), _footer(run)])
 
 
 def render_concise(run: Run) -> str:
@@ -31,7 +32,14 @@ def render_concise(run: Run) -> str:
         for report in run.reports
         for finding in report.findings
     ]
-    return "\n".join([*lines, *_failures(run), _footer(run)])
+    return _printable([*lines, *_failures(run), _footer(run)])
+
+
+def _printable(lines: list[str]) -> str:
+    """Names in a checkpoint are its author's: what would move the cursor or break the line is shown escaped."""
+    return "\n".join(
+        line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) for line in lines
+    )
 
 
 def _checkpoint(report: AuditReport) -> Iterator[str]:
@@ -66,11 +74,13 @@ def _checkpoint(report: AuditReport) -> Iterator[str]:
 
 def _state(tie: TieEvidence) -> str:
     state = tie.state.value if tie.state else "not compared"
-    if tie.difference is None:
+    if tie.difference is None or tie.target is None:
         return state
+    rows, difference = tie.target.shape[0] if tie.target.shape else 1, tie.difference
+    pattern = f"; looks like {difference}" if difference.has_pattern else ""
     return (
-        f"{state} in {tie.difference.rows_differing} rows, by at most {tie.difference.max_abs_difference:.3g}; "
-        f"looks like {tie.difference}"
+        f"{state}: {difference.rows_differing} of {rows} rows differ, "
+        f"by at most {difference.max_abs_difference:.3g}{pattern}"
     )
 
 
@@ -96,8 +106,10 @@ def _geometry(evidence: Evidence) -> Iterator[str]:
 
 
 def _place(evidence: Evidence, finding: Finding) -> str:
-    where = evidence.location.rstrip("/")
-    return where if finding.file is None or where.endswith(finding.file) else f"{where}/{finding.file}"
+    where = evidence.location
+    if finding.file is None or PurePath(where).name == finding.file:
+        return where
+    return str(Path(where).with_name(finding.file) if Path(where).is_file() else PurePath(where) / finding.file)
 
 
 def _failures(run: Run) -> Iterator[str]:

@@ -280,7 +280,7 @@ def _head_is_tied(evidence: Evidence) -> bool:
 
 
 def _looks_drawn(evidence: Evidence) -> bool:
-    return any(table.name == evidence.declaration.embedding and table.as_drawn for table in evidence.tables)
+    return any(table.name == evidence.declaration.embedding and table.drawn_std for table in evidence.tables)
 
 
 def _some(rows: Iterable[int], limit: int = 4) -> str:
