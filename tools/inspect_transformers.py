@@ -235,11 +235,21 @@ def in_every_setting(cls: type[Any], content: Json, paths: list[str]) -> dict[Se
     models = {}
     for setting in itertools.product((True, False, None), repeat=len(paths)):
         try:
-            models[setting] = on_meta(cls, with_switches(content, dict(zip(paths, setting, strict=True))))
+            models[setting] = as_loaded(on_meta(cls, with_switches(content, dict(zip(paths, setting, strict=True)))))
         except Exception:
             if not any(setting):
                 raise
     return models
+
+
+def as_loaded(model: Any) -> Any:
+    """`model` with the ties that a load makes: every parameter read on its own, then `tie_weights`.
+
+    4.57 shares some tables when a model is built and not again when one is loaded; a checkpoint feels the latter.
+    """
+    part(model)
+    model.tie_weights()
+    return model
 
 
 def is_tied(model: Any, target: str, source: str) -> bool:
@@ -338,7 +348,12 @@ def separate(model: torch.nn.Module) -> None:
             child = copy.deepcopy(child)
             setattr(parent, path.rpartition(".")[2], child)
         seen.add(id(child))
-    seen.clear()
+    part(model)
+
+
+def part(model: torch.nn.Module) -> None:
+    """Each parameter name its own parameter; modules stay as they are."""
+    seen: set[int] = set()
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and id(parameter) in seen:
@@ -472,6 +487,13 @@ def facts(cls: type[Any]) -> Json | None:
     def disk(name: str | None) -> str | None:
         return None if name is None else on_disk.get(name, name)
 
+    size = integer_paths(content_tied)[main]
+    shapes = tensors(model) | tensors(models.get((False,) * len(paths), model))  # untied, each has its own
+    longer = {
+        str(disk(name)): shapes[name].shape[axis] - size
+        for name, axis in sorted(vocabulary.items())
+        if shapes[name].shape[axis] != size
+    }
     without_text_config = flat_gates(cls, content, made)
     ties = []
     for target, source in sorted(made):
@@ -485,6 +507,7 @@ def facts(cls: type[Any]) -> Json | None:
         "embedding": disk(embedding),
         "head": disk(head),
         "vocabulary": {str(disk(name)): axis for name, axis in sorted(vocabulary.items())},
+        "longer": longer,
         "module_names": {on_disk[name]: name for name in sorted(on_disk) if on_disk[name] != name},
     }
     if others:

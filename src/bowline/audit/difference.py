@@ -105,7 +105,7 @@ def _samples(
 
 
 def _cast_through(target: Rows, source: Rows) -> str | None:
-    """The shorter dtype that one side is the other rounded to, or nearly: within one spacing of it."""
+    """The shorter dtype that one side is the other rounded to."""
     for dtype in ("F16", "BF16"):
         if target.size and (
             np.array_equal(rounded(target, dtype), target) and np.array_equal(rounded(source, dtype), target)
@@ -123,6 +123,8 @@ def _low_rank(target: Rows, source: Rows, dtype: str) -> int | None:
     if min(rows, columns) < 8:
         return None
     delta = target - source
+    if not np.isfinite(delta).all():  # two numbers at opposite ends of float64's range
+        return None
     singular = np.linalg.svd(delta, compute_uv=False)
     spacing = SPACING.get(dtype, 2.0**-7)
     rounding = spacing / np.sqrt(12.0) * float(np.sqrt(np.mean(target**2)))  # standard deviation of one rounding

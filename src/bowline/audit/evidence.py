@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # numpy is for those who read values
     from bowline.audit.vocabulary import PaddingRow, TableRows
     from bowline.geometry import GeometryReport
 
-__all__ = ["Evidence", "TieEvidence", "gather"]
+__all__ = ["Evidence", "TieEvidence", "gather", "misshapen_tensors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,18 +127,21 @@ def _equal(tie: TieEvidence) -> bool | None:
     return None if tie.state is None else False
 
 
-def _misshapen(declaration: Declaration, tensors: Mapping[str, StoredTensor]) -> frozenset[str]:
-    """Tensors whose vocabulary axis is not as long as the config says, and ends of a tie of two shapes."""
-    size = declaration.vocab_size
-    wrong = {
-        name
+def misshapen_tensors(declaration: Declaration, tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
+    """Tensors whose vocabulary axis is not as long as the config says: name to the length it has."""
+    lengths = {
+        name: tensors[name].shape[axis]
         for name, axis in declaration.vocabulary.items()
-        if size is not None and not declaration.inferred and axis < len(tensors[name].shape)
-        and tensors[name].shape[axis] != size.value
-    }  # fmt: skip
-    if not wrong:
-        for declared in declaration.ties:
-            target, source = tensors.get(declared.tie.target), tensors.get(declared.tie.source)
-            if target is not None and source is not None and target.shape != source.shape:
-                wrong.add(target.name)
+        if axis < len(tensors[name].shape)
+    }
+    return {name: lengths[name] for name, wanted in declaration.expected_lengths.items() if lengths.get(name) != wanted}
+
+
+def _misshapen(declaration: Declaration, tensors: Mapping[str, StoredTensor]) -> frozenset[str]:
+    """What a loader finds not to fit: a vocabulary axis of the wrong length, or ends of a tie of two shapes."""
+    wrong = set(misshapen_tensors(declaration, tensors))
+    for tie in {tie for made in declaration.made.values() for tie in made}:
+        target, source = tensors.get(tie.target), tensors.get(tie.source)
+        if target is not None and source is not None and target.shape != source.shape:
+            wrong.add(target.name)
     return frozenset(wrong)

@@ -60,7 +60,8 @@ class RowScan:
     @property
     def zero(self) -> npt.NDArray[np.bool_]:
         """Rows of zeros, of either sign."""
-        return self.largest_bits == 0
+        found: npt.NDArray[np.bool_] = self.largest_bits == 0
+        return found
 
     @property
     def not_finite(self) -> npt.NDArray[np.bool_]:
@@ -162,7 +163,8 @@ class _Reader:
             return words.view(np.float64)
         if dtype == "BF16":
             return np.left_shift(words, 16, dtype=np.uint32).view(np.float32)
-        return decode(np.ascontiguousarray(words).view(np.uint8), dtype, words.shape).astype(np.float32, copy=False)
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            return decode(np.ascontiguousarray(words).view(np.uint8), dtype, words.shape).astype(np.float32, copy=False)
 
 
 def _describe_rows(scan: RowScan, reader: _Reader, words: Words, start: int, stop: int) -> None:
@@ -199,7 +201,7 @@ def _compare_rows(
 
 def rounded(values: Values, dtype: str) -> Values:
     """Values as a shorter floating-point dtype would hold them: to nearest, ties to even."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         if dtype == "F16":
             return values.astype(np.float16).astype(np.float32)
         single = values.astype(np.float32)

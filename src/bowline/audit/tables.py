@@ -43,6 +43,7 @@ class TablesRead:
     geometry: GeometryReport | None
 
 
+@np.errstate(over="ignore", invalid="ignore")  # whatever the numbers are, they are described, not trusted
 def read_tables(checkpoint: Checkpoint, declaration: Declaration) -> TablesRead:
     """Scan the embedding, the head, and every tensor tied to another."""
     tensors = checkpoint.tensors
@@ -131,7 +132,7 @@ def _raw_rows(checkpoint: Checkpoint, tensor: StoredTensor, start: int, stop: in
         return np.ascontiguousarray(checkpoint.rows(tensor.name, start, stop)).reshape(stop - start, -1).view(np.uint8)
     raw = np.empty((stop - start, tensor.nbytes // max(1, tensor.shape[0] if tensor.shape else 1)), np.uint8)
     if raw.size:
-        checkpoint.read_rows_into(tensor.name, start, memoryview(raw).cast("B"))
+        checkpoint.read_rows_into(tensor.name, start, raw.reshape(-1).data)
     return raw
 
 

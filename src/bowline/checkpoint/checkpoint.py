@@ -65,7 +65,10 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
     if isinstance(place, str) and HUB_NAME.fullmatch(name) and not is_weight_file(name):
         from bowline.checkpoint.hub import HubRepository  # the network is for those who ask for it
 
-        return Checkpoint(HubRepository.open_repository(name))
+        try:
+            return Checkpoint(HubRepository.open_repository(name))
+        except NoCheckpointError as error:
+            raise NoCheckpointError(f"{error.message}; and there is no such path here", help=error.help) from None
     raise NoCheckpointError(
         f"{name}: no such file or directory", help="check the path, or give a Hub repository as org/name"
     )

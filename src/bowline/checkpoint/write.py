@@ -27,6 +27,7 @@ NUMPY_DTYPES = {
     "uint32": "U32",
     "uint16": "U16",
     "uint8": "U8",
+    "complex64": "C64",
     "bool": "BOOL",
 }
 
@@ -50,6 +51,11 @@ def save_safetensors(
         if isinstance(tensor, Bits):
             parts.append((name, tensor.dtype, tensor.patterns))
         else:
+            if tensor.dtype.name not in NUMPY_DTYPES:
+                raise UsageError(
+                    f"{name}: an array of {tensor.dtype} cannot be written, expected one of {', '.join(NUMPY_DTYPES)}",
+                    help="convert it, or give its patterns as Bits",
+                )
             parts.append((name, NUMPY_DTYPES[tensor.dtype.name], tensor))
     order = {dtype: at for at, dtype in enumerate(BITS)}
     parts.sort(key=lambda part: (-order[part[1]], part[0]))

@@ -10,7 +10,7 @@ from bowline.audit.fix import fix_config
 from bowline.audit.render import FORMATS, Failure, Run
 from bowline.audit.report import AuditReport
 from bowline.cli.formats import OutputFormat
-from bowline.errors import BowlineError
+from bowline.errors import BowlineError, ConfigError
 
 __all__ = ["audit"]
 
@@ -51,7 +51,11 @@ def _audit_one(path: str, select: list[str], ignore: list[str], *, values: bool,
 
     report = audit_checkpoint(path, values=values, select=select, ignore=ignore)
     if fix:
-        changed = fix_config(report)
+        try:
+            changed = fix_config(report)
+        except ConfigError as error:  # a refused edit: its findings stand, and are told
+            typer.echo(f"error: {error}", err=True)
+            return report
         if changed:
             for line in changed:
                 typer.echo(f"{path}: {line}", err=True)

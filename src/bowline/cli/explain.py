@@ -18,8 +18,8 @@ def explain(
     """Print what a finding means: what, why it hurts, an example, the mend, and who met it."""
     rules = {rule.code: rule for rule in all_rules()}
     if code is None:
-        for rule in rules.values():
-            typer.echo(f"{rule.code}  {rule.severity.value:<8} {rule.name:<26} {rule.summary}")
+        for each in rules.values():
+            typer.echo(f"{each.code}  {each.severity.value:<8} {each.name:<26} {each.summary}")
         return
     rule = rules.get(code.upper())
     if rule is None:

@@ -83,7 +83,8 @@ def _known(
     ties = tuple(sorted(ties, key=lambda declared: declared.tie.target != head))  # the head's before the others'
     main = next((tie for tie in ties if tie.tie.target == head), ties[0] if ties else None)
     levels = stated_levels(config)
-    vocabulary = {spell(name): axis for declared in architecture.declared.values() for name, axis in declared.vocabulary.items()}
+    vocab_size = _size(config, family.vocab_size if family else None)
+    axes, lengths = _vocabulary(architecture, config, spell, vocab_size)
     return Declaration(
         architecture=stated_class or architecture.name,
         family=architecture.family,
@@ -93,8 +94,9 @@ def _known(
         flag=main.flag if main else _unused_flag(levels),
         embedding=spell(newest.embedding) if newest.embedding else None,
         head=head,
-        vocabulary={name: axis for name, axis in vocabulary.items() if name in shapes},
-        vocab_size=_size(config, family.vocab_size if family else None),
+        vocabulary={name: axis for name, axis in axes.items() if name in shapes},
+        expected_lengths={name: length for name, length in lengths.items() if name in shapes},
+        vocab_size=vocab_size,
         hidden_size=_size(config, family.hidden_size if family else None),
         levels=levels,
         loaders=frozenset(architecture.declared),
@@ -114,8 +116,8 @@ def _declared_ties(
     made: dict[str, tuple[Tie, ...]] = {}
     for loader in sorted(architecture.declared, reverse=True):
         asked = []
-        for declared, gate in architecture.declared[loader].ties:
-            tie = Tie(spell(declared.target), spell(declared.source))
+        for declared in architecture.declared[loader].ties:
+            tie, gate = Tie(spell(declared.tie.target), spell(declared.tie.source)), declared.gate_in(config)
             if tie.target == tie.source:
                 continue
             if gate.decide(config)[0]:
@@ -138,6 +140,27 @@ def _declared_tie(tie: Tie, gates: Mapping[str, Gate], config: Mapping[str, Any]
         paths=tuple(dict.fromkeys(path for gate in gates.values() for path in gate.paths)),
         unconditional=frozenset(loader for loader, gate in gates.items() if not gate.paths),
     )
+
+
+def _vocabulary(
+    architecture: Architecture, config: Mapping[str, Any], spell: _Spelling, vocab_size: Size | None
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Each tensor with a vocabulary axis: which axis, and how long it is where the config says."""
+    axes: dict[str, int] = {}
+    lengths: dict[str, int] = {}
+    for loader in sorted(architecture.declared):  # the newest last: its word counts
+        declared = architecture.declared[loader]
+        for name, axis in declared.vocabulary.items():
+            axes[spell(name)] = axis
+            if vocab_size is not None:
+                lengths[spell(name)] = vocab_size.value + declared.longer.get(name, 0)
+        for path, names in declared.other_vocabularies.items():
+            size = _size(config, path)
+            for name, axis in names.items():
+                axes.setdefault(spell(name), axis)
+                if size is not None:
+                    lengths.setdefault(spell(name), size.value)
+    return axes, lengths
 
 
 def _flag(gates: Mapping[str, Gate], decisions: Mapping[str, tuple[bool, str | None]]) -> Flag:
@@ -218,6 +241,7 @@ def _unknown(config: Mapping[str, Any], shapes: Shapes, table: Table, stated_cla
         embedding=embedding,
         head=head,
         vocabulary=infer_vocabulary(shapes, embedding, head),
+        expected_lengths={},
         vocab_size=vocab_size,
         hidden_size=None,
         levels=levels,
@@ -227,6 +251,9 @@ def _unknown(config: Mapping[str, Any], shapes: Shapes, table: Table, stated_cla
 
 def _size(config: Mapping[str, Any], path: str | None) -> Size | None:
     value = lookup(config, path) if path else ABSENT
+    if value is ABSENT and path and path.startswith("text_config.") and "text_config" not in config:
+        path = path.removeprefix("text_config.")  # an older layout, with the text model's keys at the top
+        value = lookup(config, path)
     if isinstance(value, int) and not isinstance(value, bool):
         return Size(path=str(path), value=value)
     return None

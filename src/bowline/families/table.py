@@ -11,7 +11,7 @@ from typing import Any
 
 from bowline.tie import Tie
 
-__all__ = ["LOADER_VERSIONS", "Architecture", "Declared", "Family", "Gate", "Table", "load_table", "lookup"]
+__all__ = ["LOADER_VERSIONS", "Architecture", "Declared", "DeclaredGate", "Family", "Gate", "Table", "load_table", "lookup"]
 
 LOADER_VERSIONS: Mapping[str, str] = {"transformers-4": "4", "transformers-5": "5"}
 """The loaders whose declarations are in the table, and the key of each there."""
@@ -67,13 +67,32 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
-    """What one class declares in one version of transformers, by the names it writes to disk."""
+class DeclaredGate:
+    """A tie of a class and the gate before it; `flat` is the gate in a config that has no `text_config`."""
 
-    ties: tuple[tuple[Tie, Gate], ...]
+    tie: Tie
+    gate: Gate
+    flat: Gate | None = None
+
+    def gate_in(self, config: Mapping[str, Any]) -> Gate:
+        """The gate that counts in the layout of this config."""
+        return self.flat if self.flat is not None and "text_config" not in config else self.gate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What one class declares in one version of transformers, by the names it writes to disk.
+
+    `vocabulary` maps tensors to the axis that runs over the family's `vocab_size`; `longer` says by how much that
+    axis exceeds it where it does. `other_vocabularies` maps further config paths to the tensors that follow them.
+    """
+
+    ties: tuple[DeclaredGate, ...]
     embedding: str | None
     head: str | None
     vocabulary: Mapping[str, int]
+    longer: Mapping[str, int]
+    other_vocabularies: Mapping[str, Mapping[str, int]]
     module_names: Mapping[str, str]
 
 
@@ -150,10 +169,19 @@ def _architecture(name: str, raw: Mapping[str, Any]) -> Architecture:
 
 def _declared(raw: Mapping[str, Any]) -> Declared:
     return Declared(
-        ties=tuple((Tie(tie["target"], tie["source"]), _gate(tie["gate"])) for tie in raw["ties"]),
+        ties=tuple(
+            DeclaredGate(
+                tie=Tie(tie["target"], tie["source"]),
+                gate=_gate(tie["gate"]),
+                flat=_gate(tie["flat_gate"]) if "flat_gate" in tie else None,
+            )
+            for tie in raw["ties"]
+        ),
         embedding=raw["embedding"],
         head=raw["head"],
         vocabulary=raw["vocabulary"],
+        longer=raw.get("longer", {}),
+        other_vocabularies=raw.get("other_vocabularies", {}),
         module_names=raw.get("module_names", {}),
     )
 

@@ -119,9 +119,12 @@ def _failures(run: Run) -> Iterator[str]:
 
 def _footer(run: Run) -> str:
     checkpoints = f"{len(run.reports)} checkpoint{'s' if len(run.reports) != 1 else ''}"
+    unread = f" {len(run.failures)} could not be audited." if run.failures else ""
     counts = Counter(finding.severity for finding in run.findings)
+    if not run.reports:
+        return unread.strip() or "Nothing was audited."
     if not counts:
-        return f"Nothing found in {checkpoints}."
+        return f"Nothing found in {checkpoints}.{unread}"
     kinds = ", ".join(
         f"{counts[severity]} {WORDS[severity]}{'s' if counts[severity] > 1 and severity is not Severity.INFO else ''}"
         for severity in Severity
@@ -129,4 +132,4 @@ def _footer(run: Run) -> str:
     )
     fixable = sum(finding.fixable for finding in run.findings)
     mend = f"; {fixable} fixable with --fix" if fixable else ""
-    return f"Found {kinds} in {checkpoints}{mend}."
+    return f"Found {kinds} in {checkpoints}{mend}.{unread}"

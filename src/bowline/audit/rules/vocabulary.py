@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from bowline.audit.evidence import Evidence
+from bowline.audit.evidence import Evidence, misshapen_tensors
 from bowline.audit.rules.rule import Observation, Severity, rule
 from bowline.tie import TieState
 
@@ -30,14 +30,8 @@ def vocab_size_mismatch(evidence: Evidence) -> Iterator[Observation]:
     Threads: huggingface/transformers#35141
     """
     size = evidence.declaration.vocab_size
-    if size is None:
-        return
-    wrong = {
-        name: evidence.tensors[name].shape[axis]
-        for name, axis in evidence.declaration.vocabulary.items()
-        if axis < len(evidence.tensors[name].shape) and evidence.tensors[name].shape[axis] != size.value
-    }
-    if not wrong:
+    wrong = misshapen_tensors(evidence.declaration, evidence.tensors)
+    if size is None or not wrong:
         return
     stated = ", ".join(f"{name} has {rows}" for name, rows in wrong.items())
     together = len(wrong) == len(evidence.declaration.vocabulary) and len(set(wrong.values())) == 1

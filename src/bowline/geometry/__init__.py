@@ -1,0 +1,77 @@
+"""What an embedding table looks like as a set of V vectors in D dimensions: one function for each diagnostic.
+
+A tied table E (V, D) is read twice: row i goes in as the embedding of token i, and the logits come out as h E^T. So
+what E E^T looks like decides what the tie asks of the model. E E^T = I is impossible for V > D (`identity_bound`);
+what can hold is E^T E = c I, a tight frame (`tight_frame_distance`). Four of the diagnostics are one number in four
+dresses: with the participation ratio P, the frame ratio is D / P, the distance from a tight frame sqrt(D / P - 1) and
+the distance from the identity sqrt(1 - P / V). Each is kept, because each has its own literature.
+
+Shared by every function here:
+
+- A table is a (V, D) array of floats or integers, or `Rows` of one, prepared once for several diagnostics; anything
+  else is a `UsageError`.
+- Rows with a NaN or an infinity are left out (so are float64 rows beyond 1e150, whose squares overflow). Rows of
+  zeros are left out wherever a cosine or a self-decoding is asked for.
+- A figure that is not defined (no rows, a mean over no pairs) is None.
+- Nothing of size V x V is ever held. Gram matrices are summed in float64 up to 1024 a side and in float32 above;
+  scores against all rows are float32.
+
+`describe` gives them all, of a whole table or of a sample of its rows.
+"""
+
+from __future__ import annotations
+
+from bowline.geometry.arrays import Table
+from bowline.geometry.cosines import mean_cosine, mean_squared_cosine, welch_bound
+from bowline.geometry.neighbours import (
+    median_nearest_cosine,
+    nearest_rows,
+    self_decoding_failures,
+    self_decoding_rate,
+)
+from bowline.geometry.norms import Quantiles, row_norm_quantiles
+from bowline.geometry.report import GeometryReport, describe, sample_rows
+from bowline.geometry.rows import Rows
+from bowline.geometry.spectrum import (
+    effective_rank,
+    frame_ratio,
+    identity_bound,
+    identity_distance,
+    isotropy,
+    participation_ratio,
+    tight_frame_distance,
+)
+
+__all__ = [
+    "GeometryReport",
+    "Quantiles",
+    "Rows",
+    "Table",
+    "describe",
+    "effective_rank",
+    "frame_ratio",
+    "identity_bound",
+    "identity_distance",
+    "isotropy",
+    "mean_cosine",
+    "mean_squared_cosine",
+    "median_nearest_cosine",
+    "nearest_rows",
+    "participation_ratio",
+    "row_norm_quantiles",
+    "sample_rows",
+    "self_decoding_failures",
+    "self_decoding_rate",
+    "tight_frame_distance",
+    "welch_bound",
+]
+
+# What may be held or spent at a time. The other files read these here when they use them: setting one takes effect.
+BLOCK_ENTRIES = 1 << 20
+"""Entries of the table that are widened to float64 at a time (8 MiB)."""
+SCORE_ENTRIES = 1 << 23
+"""Scores of queries against rows that are held at a time (32 MiB)."""
+QUERY_PRODUCTS = 6_000_000_000
+"""Multiplications that `describe` spends on scores: 512 queries against a table of 30522 x 384."""
+LEAST_QUERIES = 256
+"""Rows that it asks about however many rows there are."""

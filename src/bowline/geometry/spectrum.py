@@ -1,0 +1,175 @@
+"""The eigenvalues of E^T E: how many directions are in use, and how far the table is from a frame or an identity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from bowline.geometry.arrays import Floats, Table
+from bowline.geometry.gram import sum_of_squares, without_diagonal
+from bowline.geometry.rows import Rows
+
+__all__ = [
+    "effective_rank",
+    "frame_ratio",
+    "identity_bound",
+    "identity_distance",
+    "isotropy",
+    "participation_ratio",
+    "tight_frame_distance",
+]
+
+
+def isotropy(table: Table | Rows) -> float | None:
+    """I(E) = min_c Z(c) / max_c Z(c), Z(c) = sum_i exp(c . e_i), c over the unit eigenvectors of E^T E; in [0, 1].
+
+    After Mu and Viswanath, "All-but-the-Top" (2018), who leave the sign of an eigenvector open: here c is each
+    eigenvector and its negative, 2 D directions, so that the figure is defined. It is 1 when no direction is
+    preferred. Z is summed as log-sum-exp. Unlike the other diagnostics it depends on the scale of E: a small table is
+    isotropic by being small. Where eigenvalues coincide, so that eigenvectors are not unique, it depends on the basis
+    that the solver picks.
+
+    Example:
+        >>> isotropy(np.zeros((3, 2)))
+        1.0
+        >>> round(isotropy(np.array([[1.0], [1.0]])), 4), round(math.exp(-2.0), 4)
+        (0.1353, 0.1353)
+    """
+    rows = Rows.of(table)
+    if not rows.count or not rows.hidden_size:
+        return None
+    log_z = _log_partition(rows)
+    return math.exp(float(log_z.min()) - float(log_z.max()))
+
+
+def effective_rank(table: Table | Rows) -> float | None:
+    """exp(-sum_k p_k ln p_k), p_k = s_k / sum s, over the singular values s of E; in [1, min(V, D)].
+
+    Roy and Vetterli, "The Effective Rank" (EUSIPCO 2007): the entropy is that of the singular values, not of their
+    squares. None for a table of zeros.
+
+    Example:
+        >>> round(effective_rank(np.eye(5, 3)), 6)
+        3.0
+    """
+    eigenvalues = Rows.of(table).spectrum()[0]
+    shares = np.sqrt(eigenvalues[eigenvalues > 0])
+    if not shares.size:
+        return None
+    shares /= shares.sum()
+    return math.exp(-float(shares @ np.log(shares)))
+
+
+def participation_ratio(table: Table | Rows) -> float | None:
+    """P = (sum_k l_k)^2 / sum_k l_k^2 over the eigenvalues l of E^T E; in [1, min(V, D)].
+
+    How many directions carry the squared norm, in the sense of the participation ratio of Bell and Dean (1970).
+    Computed without an eigensolver, as (tr E^T E)^2 / ||E^T E||_F^2. Not centred: a common offset counts as a
+    direction. None for a table of zeros.
+
+    Example:
+        >>> participation_ratio(np.eye(5, 3))
+        3.0
+    """
+    rows = Rows.of(table)
+    count, total = rows.count, rows.total
+    trace = float(rows.squared_norms.sum())
+    if trace == 0 or (count == 1 and total > 1):
+        return None
+    # ||E^T E||_F^2 is the sum of ||e_i||^4 over the rows and of (e_i . e_j)^2 over the pairs. Of a sample each is
+    # multiplied to the table's number of rows or pairs: P of the sample alone is too small.
+    fourth_powers = float(rows.squared_norms @ rows.squared_norms)
+    if rows.wide:
+        pairs = sum_of_squares(without_diagonal(rows.gram()))
+    else:
+        pairs = max(0.0, sum_of_squares(rows.gram()) - fourth_powers)
+    per_row = total / count
+    per_pair = total * (total - 1) / (count * (count - 1)) if count > 1 else 0.0
+    ratio = (trace * per_row) ** 2 / (fourth_powers * per_row + pairs * per_pair)
+    return min(ratio, float(rows.hidden_size), float(total))
+
+
+def frame_ratio(table: Table | Rows) -> float | None:
+    """D sum_k l_k^2 / (sum_k l_k)^2 = D / P over the eigenvalues l of E^T E; in [1, D].
+
+    The frame potential sum_ij (e_i . e_j)^2 over its minimum for rows of these norms' total (Benedetto and Fickus,
+    "Finite Normalized Tight Frames", 2003): 1 for a tight frame. None for a table of zeros.
+
+    Example:
+        >>> frame_ratio(np.array([[1.0, 0.0], [1.0, 0.0]]))
+        2.0
+    """
+    rows = Rows.of(table)
+    ratio = participation_ratio(rows)
+    return None if ratio is None else rows.hidden_size / ratio
+
+
+def tight_frame_distance(table: Table | Rows) -> float | None:
+    """||E^T E / c - I||_F / sqrt(D), c = tr(E^T E) / D, which is sqrt(D / P - 1); in [0, sqrt(D - 1)].
+
+    0 exactly for a tight frame (Benedetto and Fickus, 2003), the one sense in which a table with V > D can be
+    orthogonal. Resolves about 1e-7. None for a table of zeros.
+
+    Example:
+        >>> tight_frame_distance(np.vstack([np.eye(3), np.eye(3)]))
+        0.0
+    """
+    ratio = frame_ratio(table)
+    return None if ratio is None else math.sqrt(max(0.0, ratio - 1))
+
+
+def identity_distance(table: Table | Rows) -> float | None:
+    """min_a ||a E E^T - I||_F / sqrt(V), which is sqrt(1 - P / V); in [`identity_bound`, 1].
+
+    The minimum is at a = tr(G) / ||G||_F^2 with G = E^T E (D, D), whose trace and norm are those of E E^T: no V x V
+    matrix is needed. 1 for a table of zeros, None without rows.
+
+    Example:
+        >>> identity_distance(2 * np.eye(4))
+        0.0
+    """
+    rows = Rows.of(table)
+    if not rows.count:
+        return None
+    return math.sqrt(max(0.0, 1 - (participation_ratio(rows) or 0.0) / rows.total))
+
+
+def identity_bound(rows: int, hidden_size: int) -> float | None:
+    """The least `identity_distance` that V rows in D dimensions can have: sqrt(max(0, V - D) / V).
+
+    E E^T has rank at most D, so V - D of its eigenvalues are 0 where the identity has 1. Reached by a tight frame.
+    None without rows.
+
+    Example:
+        >>> round(identity_bound(30522, 384), 4)
+        0.9937
+    """
+    if rows < 1 or hidden_size < 1:
+        return None
+    return math.sqrt(max(0, rows - hidden_size) / rows)
+
+
+def _log_partition(rows: Rows) -> Floats:
+    """ln Z(c) for every eigenvector c of the Gram matrix, and for every -c."""
+    eigenvalues, vectors = rows.spectrum()
+    log_z = np.full((2, eigenvalues.size), -np.inf)
+    for part in _coordinates(rows, eigenvalues, vectors):
+        for signed, sums in zip((part, -part), log_z, strict=True):
+            highest = signed.max(axis=0)
+            z = np.exp(signed - highest).sum(axis=0, dtype=np.float64)
+            np.logaddexp(sums, highest + np.log(z), out=sums)
+    # With fewer rows than dimensions the other eigenvectors are orthogonal to every row: Z = V.
+    return np.append(log_z, [math.log(rows.count)] if rows.wide else [])
+
+
+def _coordinates(rows: Rows, eigenvalues: Floats, vectors: Table) -> Iterator[Table]:
+    """c . e_i for every eigenvector c, in blocks of rows."""
+    if rows.wide:  # of E E^T, whose eigenvectors times the singular values are the coordinates themselves
+        yield np.ldexp(vectors * np.sqrt(eigenvalues), rows.exponent)
+        return
+    narrow = vectors.astype(np.float32)
+    for _, block in rows.blocks():
+        part = block.astype(np.float32) @ narrow
+        yield np.ldexp(part.astype(np.float64), rows.exponent) if rows.exponent else part

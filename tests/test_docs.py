@@ -1,0 +1,59 @@
+"""What README and docs say is what is seen: their Python runs, their tables are printed, their words are documented."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bowline.audit.outcomes import Fate
+from bowline.audit.rules import Rule, all_rules
+from bowline.demo import layouts
+from bowline.tie import TieState
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "path" / "to" / "checkpoint"
+    place.parent.mkdir(parents=True)
+    layouts.gpt2().write(place)
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), {})
+
+
+def test_readme_shows_the_end_of_the_demo(minilm: Path) -> None:
+    demo = subprocess.run(
+        [sys.executable, "-m", "bowline", "demo"], capture_output=True, text=True, check=True, encoding="utf-8"
+    )
+    printed = [line.rstrip() for line in demo.stdout.splitlines()]
+    shown = blocks(ROOT / "README.md", "text")[0].splitlines()
+    start = printed.index(shown[0])
+    assert printed[start : start + len(shown)] == shown
+
+
+def test_every_state_and_every_fate_is_documented() -> None:
+    guide = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    assert all(f"| `{state.value}` |" in guide for state in TieState)
+    assert all(f"| `{fate.value}` |" in guide for fate in Fate)
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
+def test_every_rule_has_a_whole_page(rule: Rule) -> None:
+    assert all(part in rule.page for part in ("\n\nWhat: ", "\n\nWhy it hurts: ", "\n\nExample: ", "\n\nMend: "))
+
+
+def test_readme_names_only_targets_that_the_makefile_has() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"(?:`|\$ )make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"))):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
