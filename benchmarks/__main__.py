@@ -13,6 +13,7 @@ NAMES = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in ("__i
 
 
 def main() -> int:
+    """Run the benchmark that was named."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--write", action="store_true", help="keep the result under benchmarks/results")

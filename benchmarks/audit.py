@@ -1,6 +1,6 @@
 """What an audit costs: headers alone, the vocabulary's values, and beside a load with transformers.
 
-1. 64 shards with 40 GB of tensors, the blocks sparse, the embedding and the head real: headers against `python -c pass`.
+1. 64 shards, 40 GB of tensors, all but embedding and head holes in the file: headers against `python -c pass`.
 2. The same with values: bytes a second against the same bytes read in sequence, and peak anonymous memory.
 3. A model of 1.5 GB as transformers saves it: `bowline audit` against `from_pretrained` and a comparison of the ends.
 """
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -35,6 +36,7 @@ print(a is b, torch.equal(a, b))
 
 
 def run() -> str:
+    """The three measurements, as Markdown."""
     lines = ["# bowline audit", "", machine(["bowline", "numpy", "torch", "transformers", "safetensors"]), ""]
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_DIRECTORY")) as workspace:
         lines += _large(Path(workspace))
@@ -46,9 +48,7 @@ def run() -> str:
 def _large(workspace: Path) -> list[str]:
     total, vocabulary = _write_sharded(workspace)
     audit = [sys.executable, "-m", "bowline", "audit", str(workspace), "--output-format", "json"]
-    headers = interleaved(
-        {"pass": [sys.executable, "-c", "pass"], "headers": [*audit, "--headers-only"]}, 2 * ROUNDS
-    )
+    headers = interleaved({"pass": [sys.executable, "-c", "pass"], "headers": [*audit, "--headers-only"]}, 2 * ROUNDS)
     nothing, header = (median([one.seconds for one in headers[name]]) for name in ("pass", "headers"))
     _read(workspace)
     reads, audits, memory = [], [], []
@@ -76,15 +76,20 @@ def _large(workspace: Path) -> list[str]:
 def _write_sharded(workspace: Path) -> tuple[int, int]:
     """A Llama-like untied model: real bf16 tables that differ in no row, everything else holes in the file."""
     layers = {
-        f"model.layers.{at}.mlp.{part}_proj.weight": [28672, HIDDEN] for at in range(26) for part in ("gate", "up", "down")
+        f"model.layers.{at}.mlp.{part}_proj.weight": [28672, HIDDEN]
+        for at in range(26)
+        for part in ("gate", "up", "down")
     }
     tables = {"model.embed_tokens.weight": [ROWS, HIDDEN], "lm_head.weight": [ROWS, HIDDEN]}
     shapes = {**layers, **tables}
     names = list(shapes)
-    homes = {name: f"model-{1 + at * SHARDS // len(names):05d}-of-{SHARDS:05d}.safetensors" for at, name in enumerate(names)}
+    homes = {
+        name: f"model-{1 + at * SHARDS // len(names):05d}-of-{SHARDS:05d}.safetensors" for at, name in enumerate(names)
+    }
     total = 0
     for shard in sorted(set(homes.values())):
-        header, at = {}, 0
+        header: dict[str, Any] = {}
+        at = 0
         for name in (name for name in names if homes[name] == shard):
             size = 2 * int(np.prod(shapes[name]))
             header[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [at, at + size]}
@@ -112,12 +117,12 @@ def _write_sharded(workspace: Path) -> tuple[int, int]:
     return total, sum(2 * rows * columns for rows, columns in tables.values())
 
 
-def _fill(file: object, offset: int) -> None:
+def _fill(file: BinaryIO, offset: int) -> None:
     generator = np.random.default_rng(0)
-    file.seek(offset)  # type: ignore[attr-defined]
+    file.seek(offset)
     for start in range(0, ROWS, 1024):
         rows = generator.standard_normal((min(1024, ROWS - start), HIDDEN), np.float32) * np.float32(0.02)
-        file.write((rows.view(np.uint32) >> 16).astype(np.uint16).tobytes())  # type: ignore[attr-defined]
+        file.write((rows.view(np.uint32) >> 16).astype(np.uint16).tobytes())
 
 
 def _read(workspace: Path) -> float:
@@ -154,9 +159,7 @@ def _beside_transformers(workspace: Path) -> list[str]:
         3,
     )
     audit, load = (median([one.seconds for one in results[name]]) for name in ("audit", "transformers"))
-    audit_mb, load_mb = (
-        median([one.peak_anonymous_mb for one in results[name]]) for name in ("audit", "transformers")
-    )
+    audit_mb, load_mb = (median([one.peak_anonymous_mb for one in results[name]]) for name in ("audit", "transformers"))
     return [
         f"## A model of {size / 1e9:.2f} GB (GPT-2 medium, untied)",
         "",
@@ -166,5 +169,5 @@ def _beside_transformers(workspace: Path) -> list[str]:
         f"| transformers `from_pretrained`, then compare | {load:.2f} s | {load_mb:.0f} MB |",
         f"| ratio | {load / audit:.1f} | {load_mb / audit_mb:.1f} |",
         "",
-        "3 rounds, interleaved. The audit says more (rows, geometry, loaders); the load says only whether both are equal.",
+        "3 rounds, interleaved. The audit also says rows, geometry and loaders; the load only whether both are equal.",
     ]

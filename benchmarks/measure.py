@@ -41,9 +41,7 @@ def measure(command: Sequence[str], environment: Mapping[str, str] | None = None
         peak = max(peak, *(int(line.split()[1]) for line in text.splitlines() if line.startswith("RssAnon")), 0)
         time.sleep(0.002)
     process.wait()
-    return Measured(
-        seconds=time.perf_counter() - started, peak_anonymous_mb=peak / 1024, exit_code=process.returncode
-    )
+    return Measured(seconds=time.perf_counter() - started, peak_anonymous_mb=peak / 1024, exit_code=process.returncode)
 
 
 def interleaved(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[Measured]]:
@@ -56,6 +54,7 @@ def interleaved(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str,
 
 
 def median(values: Sequence[float]) -> float:
+    """The middle one."""
     return statistics.median(values)
 
 

@@ -209,9 +209,7 @@ def _load(
     return fates
 
 
-def _fate(
-    target: torch.Tensor, source: torch.Tensor, stored: torch.Tensor | None, group: list[torch.Tensor]
-) -> str:
+def _fate(target: torch.Tensor, source: torch.Tensor, stored: torch.Tensor | None, group: list[torch.Tensor]) -> str:
     if target.device.type == "meta":
         return "random"  # never filled: the memory of whoever materialises it
     if stored is not None and torch.equal(target, stored):
@@ -274,7 +272,9 @@ def summary(results: list[ClassResult], seconds: float) -> str:
     for state in STATES:
         counts = Counter(fate for case in cases if case.state == state for fate in case.actual.values())
         lines.append(
-            f"| {state} | " + " | ".join(str(counts[f]) for f in ("tied", "kept", "random", "dropped", "refused")) + " |"
+            f"| {state} | "
+            + " | ".join(str(counts[f]) for f in ("tied", "kept", "random", "dropped", "refused"))
+            + " |"
         )
     lines += ["", f"## Not run: {len(results) - len(run)}", ""]
     lines += [f"- {result.name}: {result.reason}" for result in results if result.reason]

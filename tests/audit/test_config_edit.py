@@ -112,6 +112,10 @@ def test_any_config_changes_as_its_dict_would(spelled: tuple[str, dict[str, Any]
     level[FLAG] = value
     assert json.loads(changed) == expected
 
+    if changed == text:
+        assert was_there
+        assert old is value
+        return
     word = json.dumps(value)
     kept_before, kept_after = common_prefix(text, changed), common_suffix(text, changed)
     if was_there:  # all but the value's own characters is the old text

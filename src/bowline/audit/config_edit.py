@@ -33,7 +33,7 @@ def _set(text: str, keys: list[str], value: str) -> str:
     for depth, key in enumerate(keys):
         if start >= len(text) or text[start] != "{":
             raise ConfigError(f"config.json: {'.'.join(keys[:depth]) or 'the file'} is not an object")
-        spans = {name: span for name, span in _members(text, start)}
+        spans = dict(_members(text, start))
         last = depth == len(keys) - 1
         if key in spans:
             begin, end = spans[key]

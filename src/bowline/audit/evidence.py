@@ -17,7 +17,6 @@ from bowline.tie import Tie, TieState
 
 if TYPE_CHECKING:  # numpy is for those who read values
     from bowline.audit.difference import Difference
-    from bowline.audit.scan import RowScan
     from bowline.audit.vocabulary import PaddingRow, TableRows
     from bowline.geometry import GeometryReport
 

@@ -32,7 +32,9 @@ def flag_edits(report: AuditReport) -> dict[str, bool]:
             help="mend the tensors first",
         )
     value = wanted.pop()
-    return {path: value for path in _levels(report.evidence) if report.evidence.declaration.levels.get(path) is not value}
+    return {
+        path: value for path in _levels(report.evidence) if report.evidence.declaration.levels.get(path) is not value
+    }
 
 
 def fix_config(report: AuditReport) -> list[str]:
@@ -77,7 +79,9 @@ def _unchanged(config: Path, evidence: Evidence) -> bytes:
 def _levels(evidence: Evidence) -> list[str]:
     """The levels that say something of this model's ties, outermost first."""
     asked = [path for tie in evidence.ties for path in tie.declared.paths]
-    stated = [path for path in evidence.declaration.levels if path == FLAG or path in asked or _has_vocabulary(evidence, path)]
+    stated = [
+        path for path in evidence.declaration.levels if path == FLAG or path in asked or _has_vocabulary(evidence, path)
+    ]
     present = [path for path in asked if _level_exists(evidence, path)]
     return sorted(dict.fromkeys([*stated, *present]), key=lambda path: path.count("."))
 

@@ -1,4 +1,4 @@
-"""The result of an audit: evidence and findings of one checkpoint, and the record that `--output-format json` prints."""
+"""The result of an audit: evidence and findings of one checkpoint, and the record that the JSON report holds."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tupl
             )
     chosen = tuple(prefix.upper() for prefix in select) or ("",)
     refused = tuple(prefix.upper() for prefix in ignore)
-    return tuple(rule for rule in rules if rule.code.startswith(chosen) and not (refused and rule.code.startswith(refused)))
+    return tuple(
+        rule for rule in rules if rule.code.startswith(chosen) and not (refused and rule.code.startswith(refused))
+    )
 
 
 def _tie(tie: TieEvidence) -> dict[str, Any]:

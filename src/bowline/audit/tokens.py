@@ -12,8 +12,6 @@ from bowline.errors import CheckpointError
 __all__ = ["Tokenizer", "read_tokenizer"]
 
 
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
     """The ids that a tokenizer can produce. `problems` are files of it that cannot be read, with the reason."""

@@ -93,9 +93,7 @@ def _duplicates(
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
-def _never_trained(
-    checkpoint: Checkpoint, tensor: StoredTensor, norm: npt.NDArray[np.float32], sound: Ids
-) -> Ids:
+def _never_trained(checkpoint: Checkpoint, tensor: StoredTensor, norm: npt.NDArray[np.float32], sound: Ids) -> Ids:
     """Rows that gradients only ever pushed one common way (Land and Bartolo 2024, after Gao et al. 2019).
 
     The shortest rows are the seeds. Where their mean pairwise cosine is high and that of rows at large is not, rows

@@ -22,7 +22,6 @@ from bowline.checkpoint.weights import INDEX_SUFFIX, Weights, is_weight_file, re
 from bowline.errors import CheckpointError, FormatError, NoCheckpointError, UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 __all__ = ["Checkpoint", "open_checkpoint"]

@@ -33,7 +33,7 @@ class FileSet(ABC):
         """Whether there is such a file."""
         return name in self.sizes()
 
-    def way_out(self, name: str) -> str | None:  # noqa: ARG002
+    def way_out(self, name: str) -> str | None:
         """How `name` would leave the checkpoint (a phrase for a message), or `None` when it stays inside."""
         return None
 

@@ -53,7 +53,7 @@ def loads(
     what: str,
     *,
     allow_nonfinite: bool = False,
-    help: str = "fetch the file again, or write it anew with the tool that made it",  # noqa: A002 - BowlineError's word
+    help: str = "fetch the file again, or write it anew with the tool that made it",
 ) -> object:
     """The one value that `data` stands for, if every JSON reader must agree on it.
 

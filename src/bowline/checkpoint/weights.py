@@ -15,8 +15,7 @@ from typing import TypeVar
 from bowline.checkpoint.fileset import FileSet
 from bowline.checkpoint.header import read_header
 from bowline.checkpoint.lint import Lint, LintKind
-from bowline.checkpoint.pickles import read_pickle
-from bowline.checkpoint.strict_json import loads
+from bowline.checkpoint.strict_json import loads, shown
 from bowline.checkpoint.tensor import StoredTensor
 from bowline.errors import CheckpointError, FormatError, NoCheckpointError
 
@@ -132,7 +131,7 @@ def _without_index(files: FileSet, shards: list[str]) -> Weights:
     lints = [
         Lint(
             kind=LintKind.INDEX_MISSING,
-            message=f"{len(shards)} shards and no index that says which tensor is where; transformers loads none of them",
+            message=f"{len(shards)} shards and no index that says what is where; transformers loads none of them",
             files=tuple(shards),
         )
     ]
@@ -172,13 +171,17 @@ def _is_there(files: FileSet, shard: str, index: str, lints: list[Lint]) -> bool
         lints.append(
             Lint(
                 kind=LintKind.PATH_LEAVES_DIRECTORY,
-                message=f"{index} names {shard!r}, which {way_out}; it was not opened",
+                message=f"{index} names {shown(shard)}, which {way_out}; it was not opened",
                 files=(index,),
             )
         )
     elif not files.has(shard):
         lints.append(
-            Lint(kind=LintKind.SHARD_MISSING, message=f"{index} names {shard!r}, which is not there", files=(index,))
+            Lint(
+                kind=LintKind.SHARD_MISSING,
+                message=f"{index} names {shown(shard)}, which is not there",
+                files=(index,),
+            )
         )
     else:
         return True
@@ -222,6 +225,8 @@ def _read_file(files: FileSet, name: str) -> _File:
                 for warning in header.warnings
             ]
             return _File(header.tensors, header.metadata, lints)
+        from bowline.checkpoint.pickles import read_pickle  # for the few checkpoints that still have them
+
         return _File(read_pickle(source).tensors)
 
 
@@ -246,7 +251,7 @@ def _disagreements(index: str | None, weight_map: Mapping[str, str], reads: Mapp
             lints.append(
                 Lint(
                     kind=LintKind.NAME_IN_TWO_SHARDS,
-                    message=f"{name!r} is stored in {' and in '.join(shards)}; which one is loaded depends on the order",
+                    message=f"{shown(name)} is stored in {_some(shards)}; which one is loaded depends on the order",
                     files=tuple(shards),
                     tensors=(name,),
                 )
@@ -306,4 +311,4 @@ def _no_model(files: FileSet, candidates: list[str]) -> NoCheckpointError:
 
 def _some(names: list[str], limit: int = 3) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(repr(name) for name in names[:limit]) + more
+    return ", ".join(shown(name) for name in names[:limit]) + more

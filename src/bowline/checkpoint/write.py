@@ -37,7 +37,9 @@ class Bits:
 
     def __init__(self, dtype: str, patterns: npt.NDArray[Any]) -> None:
         if dtype not in BITS or BITS[dtype] != patterns.dtype.itemsize * 8:
-            raise UsageError(f"{dtype} from patterns of {patterns.dtype}, expected unsigned integers as wide as {dtype}")
+            raise UsageError(
+                f"{dtype} from patterns of {patterns.dtype}, expected unsigned integers as wide as {dtype}"
+            )
         self.dtype = dtype
         self.patterns = patterns
 

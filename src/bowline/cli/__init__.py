@@ -7,6 +7,7 @@ import sys
 import typer
 
 from bowline import __version__
+from bowline.audit.render.printable import printable
 from bowline.cli.audit import audit
 from bowline.cli.demo import demo
 from bowline.cli.explain import explain
@@ -28,7 +29,7 @@ app.command()(demo)
 
 @app.callback(invoke_without_command=True)
 def version(
-    show: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),  # noqa: FBT001
+    show: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
 ) -> None:
     """Weight tying in language models."""
     if show:
@@ -41,7 +42,7 @@ def main() -> None:
     try:
         app()
     except BowlineError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(printable(f"error: {error}"), err=True)
         sys.exit(2)
     except BrokenPipeError:  # the reader of a pipe has seen enough
         sys.stderr.close()

@@ -17,13 +17,18 @@ __all__ = ["audit"]
 
 def audit(
     paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Directories, files, or Hub repositories as org/name[@revision].")
+        list[str],
+        typer.Argument(metavar="PATH...", help="Directories, files, or Hub repositories as org/name[@revision]."),
     ],
     output_format: Annotated[OutputFormat, typer.Option(help="How to report.")] = OutputFormat.FULL,
     select: Annotated[list[str], typer.Option(help="Only codes that begin so; may be repeated.")] = [],  # noqa: B006
     ignore: Annotated[list[str], typer.Option(help="No codes that begin so; may be repeated.")] = [],  # noqa: B006
-    values: Annotated[bool, typer.Option("--values/--headers-only", help="Read the vocabulary's rows, or headers alone.")] = True,
-    fix: Annotated[bool, typer.Option("--fix", help="Make config.json say what the bytes hold, at every level.")] = False,
+    values: Annotated[
+        bool, typer.Option("--values/--headers-only", help="Read the vocabulary's rows, or headers alone.")
+    ] = True,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Make config.json say what the bytes hold, at every level.")
+    ] = False,
 ) -> None:
     """Say whether input embedding and output head are tied, and what each loader will make of it."""
     from bowline.audit.report import select_rules

@@ -23,5 +23,7 @@ def explain(
         return
     rule = rules.get(code.upper())
     if rule is None:
-        raise UsageError(f"{code!r} is no code, expected such as {next(iter(rules))}", help="`bowline explain` lists them")
+        raise UsageError(
+            f"{code!r} is no code, expected such as {next(iter(rules))}", help="`bowline explain` lists them"
+        )
     typer.echo(f"{rule.code} {rule.name} ({rule.severity.value})\n\n{rule.page}")

@@ -30,6 +30,7 @@ HEADS = (
     "lm_head.decoder",
     "output_projection",
     "proj_out",
+    "lm_loss",
     "vocab_projector",
     "generator_lm_head",
     "pred_layer.proj",

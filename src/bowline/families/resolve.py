@@ -123,15 +123,17 @@ def _declared_ties(
             if gate.decide(config)[0]:
                 asked.append(tie)
             backwards = listed.get(tie.source)
-            if backwards is None or backwards.source != tie.target:
-                listed.setdefault(tie.target, tie)
-                gates.setdefault(tie.target, {})[loader] = gate
+            knot = backwards if backwards is not None and backwards.source == tie.target else tie
+            listed.setdefault(knot.target, knot)
+            gates.setdefault(knot.target, {})[loader] = gate
         made[loader] = tuple(asked)
     ties = tuple(_declared_tie(tie, gates[target], config, architecture) for target, tie in listed.items())
     return ties, made
 
 
-def _declared_tie(tie: Tie, gates: Mapping[str, Gate], config: Mapping[str, Any], architecture: Architecture) -> DeclaredTie:
+def _declared_tie(
+    tie: Tie, gates: Mapping[str, Gate], config: Mapping[str, Any], architecture: Architecture
+) -> DeclaredTie:
     decisions = {loader: gate.decide(config) for loader, gate in gates.items()}
     return DeclaredTie(
         tie=tie,
@@ -226,7 +228,9 @@ def _unknown(config: Mapping[str, Any], shapes: Shapes, table: Table, stated_cla
     ties: tuple[DeclaredTie, ...] = ()
     made: dict[str, tuple[Tie, ...]] = {}
     if embedding and head_name:
-        asked = {"transformers-4": True, "transformers-5": False} if value is None else dict.fromkeys(table.versions, value)
+        asked = (
+            {"transformers-4": True, "transformers-5": False} if value is None else dict.fromkeys(table.versions, value)
+        )
         flag = Flag(value=value, path=path)
         ties = (DeclaredTie(tie=Tie(head_name, embedding), flag=flag, asked=asked, paths=(path or FLAG,)),)
         made = {loader: (ties[0].tie,) if wanted else () for loader, wanted in asked.items()}

@@ -11,7 +11,17 @@ from typing import Any
 
 from bowline.tie import Tie
 
-__all__ = ["LOADER_VERSIONS", "Architecture", "Declared", "DeclaredGate", "Family", "Gate", "Table", "load_table", "lookup"]
+__all__ = [
+    "LOADER_VERSIONS",
+    "Architecture",
+    "Declared",
+    "DeclaredGate",
+    "Family",
+    "Gate",
+    "Table",
+    "load_table",
+    "lookup",
+]
 
 LOADER_VERSIONS: Mapping[str, str] = {"transformers-4": "4", "transformers-5": "5"}
 """The loaders whose declarations are in the table, and the key of each there."""

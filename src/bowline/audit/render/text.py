@@ -8,6 +8,7 @@ from dataclasses import astuple
 from pathlib import Path, PurePath
 
 from bowline.audit.evidence import Evidence, TieEvidence
+from bowline.audit.render.printable import printable
 from bowline.audit.render.run import Run
 from bowline.audit.report import AuditReport
 from bowline.audit.rules import Finding, Severity
@@ -38,7 +39,8 @@ def render_concise(run: Run) -> str:
 def _printable(lines: list[str]) -> str:
     """Names in a checkpoint are its author's: what would move the cursor or break the line is shown escaped."""
     return "\n".join(
-        line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) for line in lines
+        line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+        for line in lines
     )
 
 

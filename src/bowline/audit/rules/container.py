@@ -9,7 +9,7 @@ from bowline.audit.rules.rule import Observation, Severity, rule
 from bowline.checkpoint.lint import LintKind
 
 
-def _observations(evidence: Evidence, kind: LintKind, help: str) -> Iterator[Observation]:  # noqa: A002
+def _observations(evidence: Evidence, kind: LintKind, help: str) -> Iterator[Observation]:
     for lint in evidence.lints:
         if lint.kind is kind:
             file = lint.files[0] if lint.files else None
@@ -29,7 +29,9 @@ def two_models(evidence: Evidence) -> Iterator[Observation]:
 
     Mend: remove the one that is stale; the modification times tell which.
     """
-    return _observations(evidence, LintKind.TWO_MODELS, "remove the stale one, the single file or the index and its shards")
+    return _observations(
+        evidence, LintKind.TWO_MODELS, "remove the stale one, the single file or the index and its shards"
+    )
 
 
 @rule("BW302", "index-disagrees", Severity.ERROR)

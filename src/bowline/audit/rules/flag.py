@@ -40,7 +40,7 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
                     f"{_rows(tie)} rows (by at most {difference.max_abs_difference:.3g}; "
                     f"looks like {difference}), but {tie.declared.flag}"
                 ),
-                help="`bowline audit --fix` sets the flag to false; or remove the head from the file if it is not wanted",
+                help="`bowline audit --fix` sets the flag to false; or remove the head from the file",
                 tensors=(tie.tie.target, tie.tie.source),
                 file=CONFIG,
                 flag_from_bytes=_if_config_decides(evidence, tie, value=False),
@@ -65,12 +65,16 @@ def untied_but_missing(evidence: Evidence) -> Iterator[Observation]:
     Threads: huggingface/transformers#43429, vllm-project/vllm#33359
     """
     for tie in evidence.ties:
-        if tie.state is TieState.TARGET_MISSING and tie.declared.flag.value is False and _stored_as_is(evidence, tie.tie.target):
+        if (
+            tie.state is TieState.TARGET_MISSING
+            and tie.declared.flag.value is False
+            and _stored_as_is(evidence, tie.tie.target)
+        ):
             fates = _loaders_with(evidence, tie, Fate.RANDOM)
             if fates:
                 yield Observation(
                     message=f"{tie.tie.target} is not stored, but {tie.declared.flag}: random in {fates}",
-                    help="`bowline audit --fix` sets the flag to true; if the head was trained, fetch the file that has it",
+                    help="`bowline audit --fix` sets the flag to true; a trained head has to be fetched",
                     tensors=(tie.tie.target, tie.tie.source),
                     file=CONFIG,
                     flag_from_bytes=_if_config_decides(evidence, tie, value=True),
@@ -98,7 +102,9 @@ def flag_absent(evidence: Evidence) -> Iterator[Observation]:
     for tie in evidence.ties:
         asked = tie.declared.asked
         if tie.declared.flag.path is None and len(set(asked.values())) > 1 and tie.tie.target == _main(evidence):
-            words = ", ".join(f"{loader} {'ties' if value else 'does not tie'}" for loader, value in sorted(asked.items()))
+            words = ", ".join(
+                f"{loader} {'ties' if value else 'does not tie'}" for loader, value in sorted(asked.items())
+            )
             yield Observation(
                 message=f"tie_word_embeddings is absent and its default differs: {words} {tie.tie.target}",
                 help="`bowline audit --fix` writes the flag that the bytes make true",
@@ -188,7 +194,8 @@ def both_missing(evidence: Evidence) -> Iterator[Observation]:
     for tie in evidence.ties:
         if tie.state is TieState.BOTH_MISSING and _stored_as_is(evidence, tie.tie.target):
             stands_alone = _is_bias(tie) or any(
-                other.state is not TieState.BOTH_MISSING and other.tie.source == tie.tie.source for other in evidence.ties
+                other.state is not TieState.BOTH_MISSING and other.tie.source == tie.tie.source
+                for other in evidence.ties
             )
             yield Observation(
                 message=f"neither {tie.tie.target} nor {tie.tie.source} is stored: both will be random",

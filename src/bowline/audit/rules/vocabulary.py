@@ -210,7 +210,10 @@ def not_finite_rows(evidence: Evidence) -> Iterator[Observation]:
     for table in evidence.tables:
         if len(table.not_finite):
             yield Observation(
-                message=f"{table.name} has {len(table.not_finite)} rows with NaN or infinite values ({_some(table.not_finite)})",
+                message=(
+                    f"{table.name} has {len(table.not_finite)} rows with NaN or infinite values "
+                    f"({_some(table.not_finite)})"
+                ),
                 help="take these rows from an earlier checkpoint, or cast again from the wider dtype",
                 tensors=(table.name,),
             )
@@ -234,7 +237,10 @@ def never_trained_rows(evidence: Evidence) -> Iterator[Observation]:
         if len(table.never_trained):
             share = len(table.never_trained) / table.rows
             yield Observation(
-                message=f"{table.name} has {len(table.never_trained)} rows ({share:.1%}) that look never trained ({_some(table.never_trained)})",
+                message=(
+                    f"{table.name} has {len(table.never_trained)} rows ({share:.1%}) that look never trained "
+                    f"({_some(table.never_trained)})"
+                ),
                 help="do not rely on these tokens before training them",
                 tensors=(table.name,),
             )
@@ -255,8 +261,9 @@ def uneven_rows(evidence: Evidence) -> Iterator[Observation]:
     """
     rows = _rows(evidence)
     if rows is not None and rows % TENSOR_CORE_ROWS and evidence.declaration.embedding:
+        padded = -(-rows // 64) * 64
         yield Observation(
-            message=f"{rows} rows are not a multiple of {TENSOR_CORE_ROWS}; the next multiple of 64 is {-(-rows // 64) * 64}",
+            message=f"{rows} rows are not a multiple of {TENSOR_CORE_ROWS}; the next multiple of 64 is {padded}",
             help="pad the vocabulary before training if the head's product is slow",
             tensors=(evidence.declaration.embedding,),
         )
