@@ -36,6 +36,8 @@ __all__ = ["LOADER", "STATES", "Case", "ClassResult", "run_class", "tied_classes
 
 LOADER = f"transformers-{transformers.__version__.split('.')[0]}"
 
+LARGEST = 50_000_000
+
 Json = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
 
@@ -153,6 +155,10 @@ def run_class(name: str, workspace: Path) -> ClassResult:
         if LOADER == "transformers-4":
             config.top_k = 50  # there a generation setting lives in every config, and a changed one is refused on save
         model = build(cls, config)
+        size = sum(parameter.numel() for parameter in model.parameters())
+        if size > LARGEST:
+            result.reason = f"not tiny: {size:,} parameters however its config is shrunk"
+            return result
         model.save_pretrained(saved)
         del model
     except Exception as error:  # whatever a model class raises is the reason why it is not run

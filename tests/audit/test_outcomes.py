@@ -62,6 +62,7 @@ def fates(path: Path, tensors: Any, config: Any, target: str = HEAD, **options: 
         pytest.param({WTE: table(), HEAD: table()}, UNTIED, [KEPT, KEPT, KEPT, KEPT], id="false-and-equal"),
         pytest.param({HEAD: table()}, UNTIED, [KEPT, KEPT, KEPT, REFUSED], id="false-and-head-alone"),
         pytest.param({WTE: table(72), HEAD: table(72)}, GPT2, [REFUSED, REFUSED, REFUSED, KEPT], id="not-the-configs-size"),
+        pytest.param({WTE: np.zeros(()), HEAD: np.zeros(())}, GPT2, [REFUSED, REFUSED, REFUSED, KEPT], id="scalars"),
         pytest.param({WTE: table(), HEAD: table(72)}, GPT2, [REFUSED, REFUSED, REFUSED, KEPT], id="two-shapes"),
     ],
 )

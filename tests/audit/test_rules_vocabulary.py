@@ -54,6 +54,11 @@ def test_bw201_is_not_said_where_the_config_states_no_size(tmp_path: Path) -> No
     assert codes(write(tmp_path, {WTE: table(72)}, silent)) == []
 
 
+def test_bw201_is_not_said_of_a_tensor_that_lacks_the_axis(tmp_path: Path) -> None:
+    tensors = {"model.shared.weight": table(), "final_logits_bias": np.zeros(64, np.float32)}
+    assert codes(write(tmp_path, tensors, BART)) == []
+
+
 def test_bw201_is_not_said_of_a_tensor_without_a_vocabulary_axis(tmp_path: Path) -> None:
     assert codes(write(tmp_path, {WTE: table(), "transformer.wpe.weight": table(72)}, GPT2)) == []
 

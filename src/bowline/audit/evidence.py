@@ -133,12 +133,14 @@ def misshapen_tensors(declaration: Declaration, tensors: Mapping[str, StoredTens
         for name, axis in declaration.vocabulary.items()
         if axis < len(tensors[name].shape)
     }
-    return {name: lengths[name] for name, wanted in declaration.expected_lengths.items() if lengths.get(name) != wanted}
+    wanted = declaration.expected_lengths
+    return {name: length for name, length in lengths.items() if length != wanted.get(name, length)}
 
 
 def _misshapen(declaration: Declaration, tensors: Mapping[str, StoredTensor]) -> frozenset[str]:
     """What a loader finds not to fit: a vocabulary axis of the wrong length, or ends of a tie of two shapes."""
     wrong = set(misshapen_tensors(declaration, tensors))
+    wrong |= {name for name in declaration.expected_lengths if declaration.vocabulary[name] >= len(tensors[name].shape)}
     for tie in {tie for made in declaration.made.values() for tie in made}:
         target, source = tensors.get(tie.target), tensors.get(tie.source)
         if target is not None and source is not None and target.shape != source.shape:

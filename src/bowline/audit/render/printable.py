@@ -5,13 +5,13 @@ from __future__ import annotations
 __all__ = ["printable"]
 
 
-def printable(text: str) -> str:
-    """`text` with every character that is not printable written out, line ends aside.
+def printable(line: str) -> str:
+    """One line, with every character that would break it or move the cursor written out.
 
     Example:
-        >>> print(printable("lm_head\\x1b[31m.weight"))
+        >>> print(printable("lm_head" + chr(27) + "[31m.weight"))
         lm_head\\x1b[31m.weight
     """
-    if text.isascii() and text.replace("\n", "").isprintable():
-        return text
-    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)

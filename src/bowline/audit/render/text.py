@@ -23,7 +23,7 @@ def render_full(run: Run) -> str:
     lines: list[str] = []
     for report in run.reports:
         lines += [*_checkpoint(report), ""]
-    return _printable([*lines, *_failures(run), _footer(run)])
+    return "\n".join(map(printable, [*lines, *_failures(run), _footer(run)]))
 
 
 def render_concise(run: Run) -> str:
@@ -33,15 +33,7 @@ def render_concise(run: Run) -> str:
         for report in run.reports
         for finding in report.findings
     ]
-    return _printable([*lines, *_failures(run), _footer(run)])
-
-
-def _printable(lines: list[str]) -> str:
-    """Names in a checkpoint are its author's: what would move the cursor or break the line is shown escaped."""
-    return "\n".join(
-        line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
-        for line in lines
-    )
+    return "\n".join(map(printable, [*lines, *_failures(run), _footer(run)]))
 
 
 def _checkpoint(report: AuditReport) -> Iterator[str]:
