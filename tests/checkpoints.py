@@ -53,7 +53,7 @@ LLAMA = config("LlamaForCausalLM", "llama", tie_word_embeddings=False)
 BERT = config("BertForMaskedLM", "bert", tie_word_embeddings=True)
 T5 = config("T5ForConditionalGeneration", "t5", tie_word_embeddings=True)
 BART = config("BartForConditionalGeneration", "bart", tie_word_embeddings=True)
-LLAVA = {
+LLAVA: dict[str, Any] = {
     "architectures": ["LlavaForConditionalGeneration"],
     "model_type": "llava",
     "text_config": {"vocab_size": ROWS, "hidden_size": WIDTH},
@@ -82,12 +82,12 @@ def write(
     *,
     metadata: Mapping[str, str] | None = None,
     name: str = "model.safetensors",
-    **files: object,
+    files: Mapping[str, object] | None = None,
 ) -> Path:
     """A checkpoint: tensors, a config unless it is `None`, and other JSON files by their stem."""
     directory.mkdir(parents=True, exist_ok=True)
     save_safetensors(directory / name, tensors, metadata)
-    for stem, content in {"config": config, **files}.items():
+    for stem, content in {"config": config, **(files or {})}.items():
         if content is not None:
             (directory / f"{stem}.json").write_text(content if isinstance(content, str) else json.dumps(content))
     return directory

@@ -67,7 +67,9 @@ def raised(path: Path) -> list[ast.Call]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_no_message_is_written_over_several_lines(path: Path) -> None:
     for call in raised(path):
-        texts = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        texts = [
+            node.value for node in ast.walk(call) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
         assert not any("\n" in text for text in texts), f"{path}:{call.lineno}"
 
 

@@ -252,6 +252,26 @@ def as_loaded(model: Any) -> Any:
     return model
 
 
+def owned_by_target(cls: type[Any], content: Json, pairs: Iterable[Pair]) -> set[Pair]:
+    """The pairs of which a load keeps the target's own values and gives them to the source.
+
+    That is 4.57's way with some output biases: `self.bias = self.decoder.bias`. In 5.x neither end is overwritten.
+    """
+    if hasattr(transformers.PreTrainedModel, "get_expanded_tied_weights_keys"):
+        return set()
+    with without_initialisation():
+        model = cls(config_from_dict(cls.config_class, content))
+    part(model)
+    before = tensors(model)
+    model.tie_weights()
+    after = tensors(model)
+    return {
+        (target, source)
+        for target, source in pairs
+        if target in before and after[target] is before[target] and after.get(source) is before[target]
+    }
+
+
 def is_tied(model: Any, target: str, source: str) -> bool:
     """Whether the two names are one parameter, or, for buffers, listed as a tie in force (5.x)."""
     names = tensors(model)
@@ -495,11 +515,14 @@ def facts(cls: type[Any]) -> Json | None:
         if shapes[name].shape[axis] != size
     }
     without_text_config = flat_gates(cls, content, made)
+    backwards = owned_by_target(cls, content_tied, made)
     ties = []
     for target, source in sorted(made):
         tie = {"target": disk(target), "source": disk(source), "gate": gate(paths, made[target, source])}
         if (target, source) in without_text_config:
             tie["flat_gate"] = without_text_config[target, source]
+        if (target, source) in backwards:
+            tie["owner"] = "target"
         ties.append(tie)
     never = [f"{target} <- {source}" for (target, source), table in sorted(truth.items()) if not any(table.values())]
     declaration: Json = {

@@ -153,7 +153,7 @@ def run_class(name: str, workspace: Path) -> ClassResult:
         cls = load_class(name)
         config = tiny_config(cls)
         if LOADER == "transformers-4":
-            config.top_k = 50  # there a generation setting lives in every config, and a changed one is refused on save
+            _restore_top_k(config)
         model = build(cls, config)
         size = sum(parameter.numel() for parameter in model.parameters())
         if size > LARGEST:
@@ -188,6 +188,14 @@ def run_class(name: str, workspace: Path) -> ClassResult:
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     return result
+
+
+def _restore_top_k(config: Any) -> None:
+    """In version 4 a generation setting lives in every config, and a changed one is refused on save."""
+    config.top_k = 50
+    for value in vars(config).values():
+        if isinstance(value, transformers.PretrainedConfig):
+            _restore_top_k(value)
 
 
 def _declared(name: str) -> Declared:

@@ -141,7 +141,9 @@ def parses_to(text: str, value: object) -> bool:
 
 
 def common_prefix(left: str, right: str) -> int:
-    return next((at for at, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), min(len(left), len(right)))
+    return next(
+        (at for at, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), min(len(left), len(right))
+    )
 
 
 def common_suffix(left: str, right: str) -> int:

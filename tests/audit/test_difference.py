@@ -1,4 +1,4 @@
-"""Why two tables that should be one are not: what was done to one of them is what the difference is said to look like."""
+"""Why two tables that should be one are not: what was done to one of them is what it is said to look like."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def low_rank(rank: int, scale: float = 0.5, rows: int = ROWS, columns: int = COL
     """A LoRA delta: B A, each as large as training makes it."""
     random = np.random.default_rng(7)
     left, right = random.normal(size=(rows, rank)), random.normal(size=(rank, columns))
-    return scale * 0.02 * left @ right / np.sqrt(rank)
+    delta: npt.NDArray[np.float64] = scale * 0.02 * left @ right / np.sqrt(rank)
+    return delta
 
 
 def bf16(values: npt.NDArray[Any]) -> Bits:

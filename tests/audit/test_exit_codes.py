@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import re
@@ -10,10 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from bowline.cli import app
 from tests.checkpoint.pickled import name, saved
@@ -161,8 +162,8 @@ def two_candidates(path: Path) -> None:
 
 HOSTILE = [
     empty, empty_file, truncated, longer, git_lfs_pointer, html_page, unsafe_pickle, old_pickle, malformed_index,
-    index_of_nonsense, every_shard_malformed, every_shard_missing, every_shard_outside, link_out, link_loop, broken_link,
-    fifo, link_to_a_device, folder_for_a_file, two_candidates,
+    index_of_nonsense, every_shard_malformed, every_shard_missing, every_shard_outside, link_out, link_loop,
+    broken_link, fifo, link_to_a_device, folder_for_a_file, two_candidates,
 ]  # fmt: skip
 
 
@@ -182,7 +183,9 @@ def test_a_directory_that_cannot_be_audited_is_2_with_one_line_and_untouched(
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize("make", [fifo, link_to_a_device, link_loop, broken_link, folder_for_a_file], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "make", [fifo, link_to_a_device, link_loop, broken_link, folder_for_a_file], ids=lambda m: m.__name__
+)
 def test_the_file_itself_given_is_2_as_well(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path)
     result = bowline("audit", tmp_path / "model.safetensors", "--output-format", "concise")
@@ -235,14 +238,13 @@ def test_a_disk_that_fails_while_rows_are_read_is_2(
 
 
 def test_a_file_truncated_between_headers_and_rows_is_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bowline.audit import evidence
-
+    evidence: Any = importlib.import_module("bowline.audit.evidence")
     tied_gpt2(tmp_path)
     resolve = evidence.resolve
 
     def cut_then_resolve(*arguments: object) -> object:
         os.truncate(tmp_path / "model.safetensors", 400)
-        return resolve(*arguments)  # type: ignore[arg-type]
+        return resolve(*arguments)
 
     monkeypatch.setattr(evidence, "resolve", cut_then_resolve)
     result = bowline("audit", tmp_path)
@@ -268,7 +270,9 @@ def test_a_wrong_use_is_2(arguments: tuple[str, ...]) -> None:
     assert bowline(*arguments).exit_code == 2
 
 
-@pytest.mark.parametrize("arguments", [("audit", ".", "--select", "X9"), ("explain", "BW999"), ("audit", ".", "--ignore", "W")])
+@pytest.mark.parametrize(
+    "arguments", [("audit", ".", "--select", "X9"), ("explain", "BW999"), ("audit", ".", "--ignore", "W")]
+)
 def test_a_wrong_code_is_2_with_one_line(arguments: tuple[str, ...]) -> None:
     done = in_a_process(*arguments)
     assert (done.returncode, done.stdout) == (2, "")

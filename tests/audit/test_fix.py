@@ -64,8 +64,11 @@ def test_an_absent_flag_is_written_first(tmp_path: Path) -> None:
 
 
 def test_nothing_else_in_the_text_changes(tmp_path: Path) -> None:
-    text = '{"architectures": ["GPT2LMHeadModel"],\r\n\t"model_type":"gpt2", "eps": 1e-05, "n": 1.0, "name": "\\u00e9é",\n "tie_word_embeddings" : true, "vocab_size": 64 }\n\n'
-    fix(write(tmp_path, DIVERGED, text.replace("\r\n", "\n")))
+    text = (
+        '{"architectures": ["GPT2LMHeadModel"],\r\n\t"model_type":"gpt2", "eps": 1e-05, "n": 1.0, "name": "\\u00e9é",\n'
+        ' "tie_word_embeddings" : true, "vocab_size": 64 }\n\n'
+    )
+    write(tmp_path, DIVERGED)
     (tmp_path / "config.json").write_bytes(text.encode())
     fix(tmp_path)
     assert (tmp_path / "config.json").read_bytes() == text.replace('" : true', '" : false').encode()

@@ -39,7 +39,9 @@ def outcomes(path: Path, tensors: Any, config: Any, target: str = HEAD, **option
 
 def fates(path: Path, tensors: Any, config: Any, target: str = HEAD, **options: Any) -> list[Fate | None]:
     """By transformers 4, transformers 5, vLLM, llama.cpp."""
-    return [outcome and outcome.fate for outcome in outcomes(path, tensors, config, target, **options).values()]
+    return [
+        outcome.fate if outcome else None for outcome in outcomes(path, tensors, config, target, **options).values()
+    ]
 
 
 # --- one matrix or two, under either flag ---------------------------------------------------------------------------
@@ -53,7 +55,9 @@ def fates(path: Path, tensors: Any, config: Any, target: str = HEAD, **options: 
         pytest.param({WTE: WIDE, HEAD: close_to((9, 3), 1e-10)}, GPT2, [DROPPED, KEPT, KEPT, KEPT], id="by-1e-10"),
         pytest.param({WTE: NAN_IN_BOTH, HEAD: NAN_IN_BOTH}, GPT2, [DROPPED, KEPT, KEPT, KEPT], id="nan-in-both"),
         pytest.param({WTE: table(), HEAD: bf16(table())}, GPT2, [DROPPED, KEPT, KEPT, KEPT], id="bf16-cut-off"),
-        pytest.param({WTE: EXACT_IN_BF16, HEAD: bf16(EXACT_IN_BF16)}, GPT2, [DROPPED, KEPT, TIED, KEPT], id="bf16-exact"),
+        pytest.param(
+            {WTE: EXACT_IN_BF16, HEAD: bf16(EXACT_IN_BF16)}, GPT2, [DROPPED, KEPT, TIED, KEPT], id="bf16-exact"
+        ),
         pytest.param({WTE: table()}, GPT2, [TIED, TIED, TIED, TIED], id="embedding-alone"),
         pytest.param({HEAD: table()}, GPT2, [RANDOM, TIED, KEPT, REFUSED], id="head-alone"),
         pytest.param({"other": table()}, GPT2, [RANDOM, RANDOM, RANDOM, REFUSED], id="neither"),
@@ -61,7 +65,9 @@ def fates(path: Path, tensors: Any, config: Any, target: str = HEAD, **options: 
         pytest.param({WTE: table(), HEAD: OWN}, UNTIED, [KEPT, KEPT, KEPT, KEPT], id="false-and-both"),
         pytest.param({WTE: table(), HEAD: table()}, UNTIED, [KEPT, KEPT, KEPT, KEPT], id="false-and-equal"),
         pytest.param({HEAD: table()}, UNTIED, [KEPT, KEPT, KEPT, REFUSED], id="false-and-head-alone"),
-        pytest.param({WTE: table(72), HEAD: table(72)}, GPT2, [REFUSED, REFUSED, REFUSED, KEPT], id="not-the-configs-size"),
+        pytest.param(
+            {WTE: table(72), HEAD: table(72)}, GPT2, [REFUSED, REFUSED, REFUSED, KEPT], id="not-the-configs-size"
+        ),
         pytest.param({WTE: np.zeros(()), HEAD: np.zeros(())}, GPT2, [REFUSED, REFUSED, REFUSED, KEPT], id="scalars"),
         pytest.param({WTE: table(), HEAD: table(72)}, GPT2, [REFUSED, REFUSED, REFUSED, KEPT], id="two-shapes"),
     ],
@@ -98,7 +104,9 @@ GROUP = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.w
 @pytest.mark.parametrize("stored", GROUP)
 def test_transformers_5_ties_a_whole_group_to_the_one_that_is_stored(tmp_path: Path, stored: str) -> None:
     found = audit(write(tmp_path, {stored: table()}, T5)).evidence.outcomes
-    assert {target: outcome and outcome.fate for target, outcome in found["transformers-5"].items()} == dict.fromkeys(GROUP[1:], TIED)
+    assert {target: outcome and outcome.fate for target, outcome in found["transformers-5"].items()} == dict.fromkeys(
+        GROUP[1:], TIED
+    )
     fate_in_4 = TIED if stored == "shared.weight" else RANDOM
     assert {outcome and outcome.fate for outcome in found["transformers-4"].values()} == {fate_in_4}
 
@@ -115,9 +123,11 @@ def test_an_untied_t5_keeps_its_head_in_both_versions(tmp_path: Path) -> None:
     assert fates(tmp_path, {"shared.weight": table(), HEAD: OWN}, config)[:2] == [KEPT, KEPT]
 
 
-def test_barts_flag_governs_its_encoder_in_5_and_not_in_4(tmp_path: Path) -> None:
-    config = {**BART, "tie_word_embeddings": False}
-    assert fates(tmp_path, {"model.shared.weight": table()}, config, "model.encoder.embed_tokens.weight")[:2] == [TIED, RANDOM]
+def test_barts_flag_governs_its_encoder_and_t5s_does_not(tmp_path: Path) -> None:
+    untied_bart, untied_t5 = {**BART, "tie_word_embeddings": False}, {**T5, "tie_word_embeddings": False}
+    encoder = "encoder.embed_tokens.weight"
+    assert fates(tmp_path, {"model.shared.weight": table()}, untied_bart, f"model.{encoder}")[:2] == [RANDOM, RANDOM]
+    assert fates(tmp_path, {"shared.weight": table(), HEAD: OWN}, untied_t5, encoder)[:2] == [TIED, TIED]
 
 
 def test_berts_bias_is_a_tie_of_its_own(tmp_path: Path) -> None:
@@ -134,13 +144,18 @@ def test_berts_bias_is_a_tie_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("top", "text", "expected"),
-    [(True, False, [KEPT, KEPT]), (False, True, [DROPPED, KEPT]), (True, True, [DROPPED, KEPT]), (False, False, [KEPT, KEPT])],
+    [
+        (True, False, [KEPT, KEPT]),
+        (False, True, [DROPPED, KEPT]),
+        (True, True, [DROPPED, KEPT]),
+        (False, False, [KEPT, KEPT]),
+    ],
 )
 def test_llava_asks_its_text_config_in_4_and_both_levels_in_5(
     tmp_path: Path, top: bool, text: bool, expected: list[Fate]
 ) -> None:
     names = "language_model.model.embed_tokens.weight", "language_model.lm_head.weight"
-    config = {**LLAVA, "tie_word_embeddings": top, "text_config": {**LLAVA["text_config"], "tie_word_embeddings": text}}  # type: ignore[dict-item]
+    config = {**LLAVA, "tie_word_embeddings": top, "text_config": {**LLAVA["text_config"], "tie_word_embeddings": text}}
     assert fates(tmp_path, {names[0]: table(), names[1]: OWN}, config, names[1])[:2] == expected
 
 
@@ -160,7 +175,7 @@ def of_class(name: str, *, tied: bool) -> dict[str, Any]:
 def fate_in(loader: str, path: Path, name: str, *, tied: bool, head: Any = None) -> Fate | None:
     tensors = {EMBED: table()} if head is None else {EMBED: table(), HEAD: head}
     outcome = outcomes(path, tensors, of_class(name, tied=tied))[loader]
-    return outcome and outcome.fate
+    return outcome.fate if outcome else None
 
 
 def test_vllm_looks_into_safetensors_only(tmp_path: Path) -> None:

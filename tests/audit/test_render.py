@@ -1,4 +1,4 @@
-"""Reports: JSON that its published schema describes, SARIF that code hosts take, text that a hostile name cannot break."""
+"""JSON that its published schema describes, SARIF that code hosts take, text that a hostile name cannot break."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from bowline.audit import AuditReport, Severity, audit
 from bowline.audit.outcomes import LOADERS, Fate
@@ -22,7 +22,22 @@ from bowline.audit.vocabulary import PaddingClass
 from bowline.checkpoint.write import Bits
 from bowline.geometry import GeometryReport, Quantiles
 from bowline.tie import TieState
-from tests.checkpoints import BART, BERT, GPT2, HEAD, LLAMA, OWN, T5, UNKNOWN, WTE, bf16, shards, table, tied_gpt2, write
+from tests.checkpoints import (
+    BART,
+    BERT,
+    GPT2,
+    HEAD,
+    LLAMA,
+    OWN,
+    T5,
+    UNKNOWN,
+    WTE,
+    bf16,
+    shards,
+    table,
+    tied_gpt2,
+    write,
+)
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "audit.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
@@ -60,7 +75,10 @@ EVIDENCE: dict[str, tuple[Any, Any]] = {
     "equal codes": ({WTE: np.ones((64, 8), np.int8), HEAD: np.ones((64, 8), np.int8)}, GPT2),
     "a delta": ({WTE: table(256, 128), HEAD: DELTA}, {**GPT2, "vocab_size": 256}),
     "padding": ({WTE: table()}, {**GPT2, "pad_token_id": 3, "initializer_range": 1.0}),
-    "hostile names": ({"\x1b[2J\n": table(), "lm_head\r.weight": OWN, "": OWN}, {**GPT2, "architectures": ["\x1b[31m\n"]}),
+    "hostile names": (
+        {"\x1b[2J\n": table(), "lm_head\r.weight": OWN, "": OWN},
+        {**GPT2, "architectures": ["\x1b[31m\n"]},
+    ),
 }
 
 
@@ -92,7 +110,11 @@ def test_the_json_report_is_as_its_schema_says(tmp_path: Path, name: str, values
 
 
 def test_a_report_of_shards_and_a_failure_is_as_its_schema_says(tmp_path: Path) -> None:
-    path = shards(tmp_path / "a", {"model-00001-of-00001.safetensors": {WTE: table()}}, {WTE: "gone"} | {HEAD: "model-00001-of-00001.safetensors"})
+    path = shards(
+        tmp_path / "a",
+        {"model-00001-of-00001.safetensors": {WTE: table()}},
+        {WTE: "gone"} | {HEAD: "model-00001-of-00001.safetensors"},
+    )
     failures = (Failure(path="b", message="no model here", help=None), Failure(path="c", message="x", help="y"))
     record = strict_json(render("json", audit(path), failures=failures))
     VALIDATOR.validate(record)
@@ -160,9 +182,18 @@ def test_the_schema_refuses_what_no_report_has(tmp_path: Path, change: dict[str,
 
 @pytest.mark.parametrize(
     ("name", "rows", "largest"),
-    [("shared", None, None), ("equal", 0, 0.0), ("two shapes", None, None), ("source missing", None, None), ("codes", 64, None), ("equal codes", 0, 0.0)],
+    [
+        ("shared", None, None),
+        ("equal", 0, 0.0),
+        ("two shapes", None, None),
+        ("source missing", None, None),
+        ("codes", 64, None),
+        ("equal codes", 0, 0.0),
+    ],
 )
-def test_what_was_not_compared_is_null_and_not_zero(tmp_path: Path, name: str, rows: int | None, largest: float | None) -> None:
+def test_what_was_not_compared_is_null_and_not_zero(
+    tmp_path: Path, name: str, rows: int | None, largest: float | None
+) -> None:
     (tie,) = json.loads(render("json", report(tmp_path, name)))["checkpoints"][0]["ties"]
     assert (tie["rows_differing"], tie["max_abs_difference"]) == (rows, largest)
 
@@ -185,7 +216,10 @@ URI = {"type": "string", "pattern": r"^[A-Za-z0-9._~/%-]*$"}
 LOCATION = of(
     {
         "physicalLocation": of({"artifactLocation": of({"uri": URI}, "uri")}, "artifactLocation"),
-        "logicalLocations": {"type": "array", "items": of({"name": {"type": "string"}, "kind": {"const": "member"}}, "name")},
+        "logicalLocations": {
+            "type": "array",
+            "items": of({"name": {"type": "string"}, "kind": {"const": "member"}}, "name"),
+        },
     }
 )
 RESULT = of(
@@ -210,10 +244,15 @@ RULE = of(
 )
 NOTIFICATION = of({"level": LEVEL, "message": TEXT}, "message")
 INVOCATION = of(
-    {"executionSuccessful": {"type": "boolean"}, "toolExecutionNotifications": {"type": "array", "items": NOTIFICATION}},
+    {
+        "executionSuccessful": {"type": "boolean"},
+        "toolExecutionNotifications": {"type": "array", "items": NOTIFICATION},
+    },
     "executionSuccessful",
 )
-DRIVER = of({"name": {"type": "string"}, "version": {"type": "string"}, "rules": {"type": "array", "items": RULE}}, "name")
+DRIVER = of(
+    {"name": {"type": "string"}, "version": {"type": "string"}, "rules": {"type": "array", "items": RULE}}, "name"
+)
 SARIF = Draft202012Validator(
     of(
         {
@@ -292,7 +331,20 @@ def test_text_is_printable_whatever_the_names_are(tmp_path: Path, name: str, for
 
 def test_full_says_every_witness_in_order(tmp_path: Path) -> None:
     text = render("full", report(tmp_path, "diverged"))
-    words = ["GPT2LMHeadModel (gpt2)", "embedding", "head", "flag", "tie ", "DIVERGED", *LOADERS, "geometry", "BW101 error: ", "--> ", "help: ", "Found 1 error in 1 checkpoint; 1 fixable with --fix."]
+    words = [
+        "GPT2LMHeadModel (gpt2)",
+        "embedding",
+        "head",
+        "flag",
+        "tie ",
+        "DIVERGED",
+        *LOADERS,
+        "geometry",
+        "BW101 error: ",
+        "--> ",
+        "help: ",
+        "Found 1 error in 1 checkpoint; 1 fixable with --fix.",
+    ]
     positions = [text.index(word) for word in words]
     assert positions == sorted(positions)
 
@@ -331,7 +383,16 @@ def test_without_values_the_text_says_that_they_were_not_read(tmp_path: Path) ->
 
 # --- any tables -----------------------------------------------------------------------------------------------------
 
-WORDS_OF = {"F64": "<u8", "F32": "<u4", "F16": "<u2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1", "I8": "u1"}
+WORDS_OF = {
+    "F64": "<u8",
+    "F32": "<u4",
+    "F16": "<u2",
+    "BF16": "<u2",
+    "F8_E4M3": "u1",
+    "F8_E5M2": "u1",
+    "F8_E8M0": "u1",
+    "I8": "u1",
+}
 KINDS = ["any bits", "zeros", "ones", "few patterns", "one row repeated", "huge"]
 
 
@@ -345,7 +406,7 @@ def words(dtype: str, shape: tuple[int, ...], kind: str, seed: int) -> Bits:
         full = np.full_like(full, np.iinfo(bits).max)
     elif kind == "few patterns":
         full = random.choice(full.reshape(-1)[:3], shape) if full.size else full
-    elif kind == "one row repeated" and full.size:
+    elif kind == "one row repeated" and full.ndim and full.size:
         full = np.broadcast_to(full[:1], shape).copy()
     elif kind == "huge":  # the largest finite numbers, of either sign
         largest = {"F64": 0x7FEFFFFFFFFFFFFF, "F32": 0x7F7FFFFF, "F16": 0x7BFF, "BF16": 0x7F7F}.get(dtype, 0x7B)

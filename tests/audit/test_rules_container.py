@@ -1,4 +1,4 @@
-"""BW301 to BW312: files that contradict each other. Each code with the smallest directory that has it, and a near miss."""
+"""BW301 to BW312: files that contradict each other. Each code with the smallest directory that has it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,10 @@ def test_bw303_is_not_said_of_two_names_with_the_same_bytes(tmp_path: Path) -> N
 
 def test_bw304_a_shard_left_from_an_earlier_save(tmp_path: Path) -> None:
     left = "model-00003-of-00003.safetensors"
-    found = one(shards(tmp_path, {**PARTS, left: {"old.weight": table()}}, {WTE: FIRST, "transformer.ln_f.weight": SECOND}), "BW304")
+    found = one(
+        shards(tmp_path, {**PARTS, left: {"old.weight": table()}}, {WTE: FIRST, "transformer.ln_f.weight": SECOND}),
+        "BW304",
+    )
     assert (found.severity, found.file) == (Severity.WARNING, left)
 
 
@@ -142,7 +145,9 @@ def test_bw305_is_not_said_while_a_shard_is_missing(tmp_path: Path) -> None:
 # --- BW306 path-leaves-directory ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("outside", ["../secret.safetensors", "/etc/passwd", "a/../../secret.safetensors", "", ".", "a\\b", "a\0b"])
+@pytest.mark.parametrize(
+    "outside", ["../secret.safetensors", "/etc/passwd", "a/../../secret.safetensors", "", ".", "a\\b", "a\0b"]
+)
 def test_bw306_a_name_that_is_no_file_of_the_checkpoint(tmp_path: Path, outside: str) -> None:
     write(tmp_path, {"secret.weight": table()}, name="secret.safetensors")
     found = one(shards(tmp_path / "model", {FIRST: {WTE: table()}}, {WTE: FIRST, HEAD: outside}), "BW306")
@@ -238,7 +243,9 @@ def test_bw309_is_not_said_of_one_file_under_another_name(tmp_path: Path) -> Non
 # --- BW310 index-malformed ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "\x00", "null"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "\x00", "null"]
+)
 def test_bw310_an_index_beside_the_single_file_that_is_none(tmp_path: Path, text: str) -> None:
     (tied_gpt2(tmp_path) / INDEX).write_text(text)
     found = one(tmp_path, "BW310")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tests.checkpoints import (
     T5,
     UNKNOWN,
     WTE,
+    Tensors,
     bf16,
     codes,
     one,
@@ -138,11 +140,11 @@ def test_bw103_is_not_said_without_a_config(tmp_path: Path) -> None:
 
 
 def llava(top: bool | None, text: bool | None) -> dict[str, object]:
-    config: dict[str, object] = {**LLAVA, "text_config": dict(LLAVA["text_config"])}
+    config: dict[str, Any] = {**LLAVA, "text_config": dict(LLAVA["text_config"])}
     if top is not None:
         config["tie_word_embeddings"] = top
     if text is not None:
-        config["text_config"]["tie_word_embeddings"] = text  # type: ignore[index]
+        config["text_config"]["tie_word_embeddings"] = text
     return config
 
 
@@ -325,7 +327,7 @@ def test_bw113_is_not_said_of_another_family(tmp_path: Path) -> None:
 # --- BW110 bias-diverged --------------------------------------------------------------------------------------------
 
 
-def biases(decoder: object) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def biases(decoder: float) -> Tensors:
     return {BERT_EMBED: table(), BIAS: np.zeros(ROWS, np.float32), DECODER_BIAS: np.full(ROWS, decoder, np.float32)}
 
 

@@ -88,7 +88,7 @@ def test_bw403_is_not_said_where_there_is_no_config_to_name_a_class(tmp_path: Pa
 
 @pytest.mark.parametrize("file", ["tokenizer", "added_tokens", "vocab", "special_tokens_map"])
 def test_bw404_a_pointer_in_place_of_the_file(tmp_path: Path, file: str) -> None:
-    path = write(tmp_path, {WTE: table()}, GPT2, **{file: "version https://git-lfs.github.com/spec/v1\n"})
+    path = write(tmp_path, {WTE: table()}, GPT2, files={file: "version https://git-lfs.github.com/spec/v1\n"})
     found = one(path, "BW404")
     assert (found.severity, found.file, found.fixable) == (Severity.WARNING, f"{file}.json", False)
 
@@ -101,7 +101,7 @@ def test_bw404_a_tokenizer_that_is_a_link_out_of_the_directory(tmp_path: Path) -
 
 @pytest.mark.parametrize("content", [{}, {"model": []}, {"model": {"vocab": 3}, "added_tokens": {}}, [1, 2]])
 def test_bw404_is_not_said_of_json_of_any_kind(tmp_path: Path, content: object) -> None:
-    assert codes(write(tmp_path, {WTE: table()}, GPT2, tokenizer=content)) == []
+    assert codes(write(tmp_path, {WTE: table()}, GPT2, files={"tokenizer": content})) == []
 
 
 # --- all rules ------------------------------------------------------------------------------------------------------
@@ -149,5 +149,7 @@ def test_a_beginning_that_no_code_has_is_an_error(wrong: str) -> None:
 
 
 def test_findings_come_with_errors_first(tmp_path: Path) -> None:
-    path = write(tmp_path, {WTE: table(63)}, {**GPT2, "vocab_size": 63, "tie_word_embeddings": False, "eos_token_id": 99})
+    path = write(
+        tmp_path, {WTE: table(63)}, {**GPT2, "vocab_size": 63, "tie_word_embeddings": False, "eos_token_id": 99}
+    )
     assert [found.code for found in findings(path)] == ["BW102", "BW203", "BW209"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,7 @@ EMBED = "model.embed_tokens.weight"
 BERT_EMBED = "bert.embeddings.word_embeddings.weight"
 
 
-def with_rows(rows: dict[int, object], seed: int = 0) -> npt.NDArray[np.float32]:
+def with_rows(rows: Mapping[int, Any], seed: int = 0) -> npt.NDArray[np.float32]:
     changed = table(seed=seed)
     for at, row in rows.items():
         changed[at] = row
@@ -44,7 +46,11 @@ def test_bw201_a_bias_left_behind_by_a_resize(tmp_path: Path) -> None:
 
 
 def test_bw201_the_size_in_a_nested_config_counts(tmp_path: Path) -> None:
-    config = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "text_config": {"vocab_size": 72}}
+    config = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "text_config": {"vocab_size": 72},
+    }
     found = one(write(tmp_path, {"language_model.model.embed_tokens.weight": table()}, config), "BW201")
     assert "text_config.vocab_size is 72" in found.message
 
@@ -67,7 +73,7 @@ def test_bw201_is_not_said_of_a_tensor_without_a_vocabulary_axis(tmp_path: Path)
 
 
 def test_bw202_an_added_token_without_a_row(tmp_path: Path) -> None:
-    path = write(tmp_path, {WTE: table()}, GPT2, tokenizer=tokenizer(63, added=64))
+    path = write(tmp_path, {WTE: table()}, GPT2, files={"tokenizer": tokenizer(63, added=64)})
     found = one(path, "BW202")
     assert (found.severity, found.tensors, found.file) == (Severity.ERROR, (WTE,), "tokenizer.json")
     assert "1 ids beyond the table's 64 rows, up to 64 ('<new>')" in found.message
@@ -75,11 +81,11 @@ def test_bw202_an_added_token_without_a_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["vocab", "added_tokens"])
 def test_bw202_the_other_files_of_a_tokenizer_count(tmp_path: Path, file: str) -> None:
-    assert one(write(tmp_path, {WTE: table()}, GPT2, **{file: {"a": 64}}), "BW202").file == f"{file}.json"
+    assert one(write(tmp_path, {WTE: table()}, GPT2, files={file: {"a": 64}}), "BW202").file == f"{file}.json"
 
 
 def test_bw202_is_not_said_of_the_last_row(tmp_path: Path) -> None:
-    assert codes(write(tmp_path, {WTE: table()}, GPT2, tokenizer=tokenizer(62, added=63))) == []
+    assert codes(write(tmp_path, {WTE: table()}, GPT2, files={"tokenizer": tokenizer(62, added=63)})) == []
 
 
 # --- BW203 special-id-out-of-range ----------------------------------------------------------------------------------
@@ -105,7 +111,7 @@ def test_bw203_is_not_said_of_rows_and_of_what_is_no_id(tmp_path: Path, sound: o
 # --- BW204 padding-row ----------------------------------------------------------------------------------------------
 
 
-def padded(directory: Path, row: object, **config: object) -> Path:
+def padded(directory: Path, row: Any, **config: object) -> Path:
     return write(directory, {WTE: with_rows({3: row})}, {**GPT2, "pad_token_id": 3, **config})
 
 

@@ -227,16 +227,16 @@ def test_an_error_in_one_thread_is_the_error_of_the_scan() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norms_are_those_of_the_values(dtype: str) -> None:
     values = np.random.default_rng(0).normal(size=(40, 9)).astype(np.float32)
-    patterns = {
+    patterns: dict[str, Words] = {
         "F64": values.astype(np.float64).view(np.uint64),
         "F32": values.view(np.uint32),
         "F16": values.astype(np.float16).view(np.uint16),
         "BF16": (values.view(np.uint32) >> 16).astype(np.uint16),
         "F8_E5M2": (values.astype(np.float16).view(np.uint16) >> 8).astype(np.uint8),
         "F8_E4M3": np.random.default_rng(1).integers(0, 0x7F, (40, 9), np.uint8),
-    }[dtype]
-    exact = np.linalg.norm(values_of(patterns, dtype), axis=1)
-    assert run(checkpoint(a=(dtype, patterns))).rows.norm == pytest.approx(exact, rel=1e-5)
+    }
+    exact = np.linalg.norm(values_of(patterns[dtype], dtype), axis=1)
+    assert run(checkpoint(a=(dtype, patterns[dtype]))).rows.norm == pytest.approx(exact, rel=1e-5)
 
 
 def test_norms_of_a_large_table_are_estimated_from_its_first_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,12 @@ KINDS = {"F32": "FloatStorage", "F64": "DoubleStorage", "F16": "HalfStorage", "B
 @pytest.mark.parametrize("block", [1, 1 << 20])
 def test_a_transposed_view_is_scanned_as_the_table_that_it_shows(dtype: str, block: int) -> None:
     bits = np.dtype(f"<u{BITS[dtype] // 8}")
-    one, nan = {"F32": (0x3F800000, 0x7FC00000), "F64": (0x3FF << 52, 0x7FF8 << 48), "F16": (0x3C00, 0x7E00), "BF16": (0x3F80, 0x7FC0)}[dtype]
+    one, nan = {
+        "F32": (0x3F800000, 0x7FC00000),
+        "F64": (0x3FF << 52, 0x7FF8 << 48),
+        "F16": (0x3C00, 0x7E00),
+        "BF16": (0x3F80, 0x7FC0),
+    }[dtype]
     flat = np.full(12, one, bits)
     flat[[0, 4, 8]] = 0
     flat[[1]] = nan
@@ -290,7 +295,14 @@ def test_a_transposed_view_is_scanned_as_the_table_that_it_shows(dtype: str, blo
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "expected"),
-    [("F32", (4, 2), True), ("BF16", (4,), True), ("F32", (), False), ("I8", (4, 2), False), ("F4", (4, 2), False), ("F8_E8M0", (4, 2), False)],
+    [
+        ("F32", (4, 2), True),
+        ("BF16", (4,), True),
+        ("F32", (), False),
+        ("I8", (4, 2), False),
+        ("F4", (4, 2), False),
+        ("F8_E8M0", (4, 2), False),
+    ],
 )
 def test_tables_and_vectors_of_floats_are_scanned(dtype: str, shape: tuple[int, ...], expected: bool) -> None:
     stored = StoredTensor(name="t", dtype=dtype, shape=shape, file="f", offset=0, nbytes=8)

@@ -34,7 +34,12 @@ def test_a_model_without_a_tokenizer_has_none(tmp_path: Path) -> None:
 
 def test_a_vocabulary_of_pieces_and_ids(tmp_path: Path) -> None:
     tokenizer = found(tmp_path, tokenizer={"model": {"type": "BPE", "vocab": {"a": 0, "b": 7}}})
-    assert (tokenizer.ids, tokenizer.largest_id, tokenizer.largest_token, tokenizer.size) == ({"a": 0, "b": 7}, 7, "b", 8)
+    assert (tokenizer.ids, tokenizer.largest_id, tokenizer.largest_token, tokenizer.size) == (
+        {"a": 0, "b": 7},
+        7,
+        "b",
+        8,
+    )
     assert tokenizer.files == ("tokenizer.json",)
 
 
@@ -56,7 +61,11 @@ def test_the_old_vocabulary_is_read_where_there_is_no_newer_one(tmp_path: Path) 
 
 
 def test_special_tokens_are_named_by_their_part(tmp_path: Path) -> None:
-    named = {"pad_token": "[PAD]", "eos_token": {"content": "</s>", "lstrip": False}, "additional_special_tokens": ["x"]}
+    named = {
+        "pad_token": "[PAD]",
+        "eos_token": {"content": "</s>", "lstrip": False},
+        "additional_special_tokens": ["x"],
+    }
     assert found(tmp_path, special_tokens_map=named).special == {"pad_token": "[PAD]", "eos_token": "</s>"}
 
 

@@ -34,7 +34,7 @@ def trained(seed: int = 0) -> Table:
     return (lengths * random.normal(size=(ROWS, COLUMNS)) + 0.3).astype(np.float32)
 
 
-def with_row(row: object, at: int = 5) -> Table:
+def with_row(row: Any, at: int = 5) -> Table:
     changed = trained()
     changed[at] = row
     return changed
@@ -160,7 +160,10 @@ def test_each_matrix_of_an_untied_model_has_rows_of_its_own(tmp_path: Path) -> N
     head[7] = 0
     tensors = {"model.embed_tokens.weight": table(), HEAD: head}
     tables = audit(write(tmp_path, tensors, LLAMA)).evidence.tables
-    assert {described.name: described.zero.tolist() for described in tables} == {"model.embed_tokens.weight": [], HEAD: [7]}
+    assert {described.name: described.zero.tolist() for described in tables} == {
+        "model.embed_tokens.weight": [],
+        HEAD: [7],
+    }
 
 
 def test_two_equal_matrices_are_described_once(tmp_path: Path) -> None:

@@ -114,7 +114,9 @@ def test_a_sibling_whose_name_begins_alike_is_outside(tmp_path: Path) -> None:
     assert LocalDirectory(tmp_path / "model").way_out("file")
 
 
-def cache(tmp_path: Path, repository: str = "models--org--name", snapshots: str = "snapshots", folder: str = "") -> Path:
+def cache(
+    tmp_path: Path, repository: str = "models--org--name", snapshots: str = "snapshots", folder: str = ""
+) -> Path:
     snapshot = tmp_path / repository / snapshots / "0a1b2c" / folder
     snapshot.mkdir(parents=True)
     blob = tmp_path / repository / "blobs" / "ffff"

@@ -70,7 +70,9 @@ def test_what_is_on_disk_comes_before_what_is_on_the_hub(tmp_path: Path, monkeyp
         assert list(checkpoint.tensors) == [WTE]
 
 
-@pytest.mark.parametrize("place", ["/no/such/place", "./gone", "gone.safetensors", "a b", "a/b/c", "", "a\0b", "org/name/"])
+@pytest.mark.parametrize(
+    "place", ["/no/such/place", "./gone", "gone.safetensors", "a b", "a/b/c", "", "a\0b", "org/name/"]
+)
 def test_a_place_that_is_not_there_is_an_error_and_never_the_network(place: str) -> None:
     with pytest.raises((NoCheckpointError, UsageError)) as caught:
         open_checkpoint(place)
@@ -86,7 +88,9 @@ def test_a_file_that_is_no_model_is_an_error(tmp_path: Path, name: str) -> None:
         open_checkpoint(tmp_path / name)
 
 
-def test_a_link_into_a_folder_that_may_not_be_searched_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_into_a_folder_that_may_not_be_searched_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "link").symlink_to("somewhere")
 
     def refuse(*_: object, **__: object) -> os.stat_result:
@@ -154,7 +158,9 @@ def test_a_scalar_is_one_row(tmp_path: Path) -> None:
 
 
 def test_a_view_of_a_pickle_is_read_through_its_strides(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").write_bytes(saved(dictionary({"t": tensor((3, 2), (1, 3)), "e": tensor((4, 3), (0, 1))})))
+    (tmp_path / "pytorch_model.bin").write_bytes(
+        saved(dictionary({"t": tensor((3, 2), (1, 3)), "e": tensor((4, 3), (0, 1))}))
+    )
     with open_checkpoint(tmp_path) as checkpoint:
         assert checkpoint.rows("t").tolist() == [[0, 3], [1, 4], [2, 5]]
         assert checkpoint.rows("t", 1, 2).tolist() == [[1, 4]]
@@ -202,7 +208,7 @@ def test_a_file_that_shrank_after_its_header_was_read_is_an_error(tmp_path: Path
 
 
 def test_json_that_is_not_there_is_none_and_bad_json_is_an_error(tmp_path: Path) -> None:
-    with open_checkpoint(write(tmp_path, {WTE: table()}, GPT2, broken="{")) as checkpoint:
+    with open_checkpoint(write(tmp_path, {WTE: table()}, GPT2, files={"broken": "{"})) as checkpoint:
         assert checkpoint.json("gone.json") is None
         with pytest.raises(FormatError, match=r"broken\.json: not JSON"):
             checkpoint.json("broken.json")

@@ -28,6 +28,14 @@ def undo(config: Path) -> Path:
     return config.parent / UNDO_DIRECTORY
 
 
+def listing(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def file_of(descriptor: int) -> str:
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
 def test_the_new_bytes_are_there_and_the_old_ones_are_kept_with_a_manifest(config: Path) -> None:
     backup = replace_file(config, NEW, why="a test")
     assert config.read_bytes() == NEW
@@ -62,7 +70,7 @@ def test_the_mode_is_kept_and_the_backup_is_as_private(config: Path, mode: int) 
 def test_nothing_but_the_file_and_its_backup_is_left(config: Path) -> None:
     (config.parent / "model.safetensors").write_bytes(b"bytes")
     replace_file(config, NEW, why="")
-    assert sorted(os.listdir(config.parent)) == [".bowline", "config.json", "model.safetensors"]
+    assert listing(config.parent) == [".bowline", "config.json", "model.safetensors"]
     assert (config.parent / "model.safetensors").read_bytes() == b"bytes"
 
 
@@ -126,7 +134,7 @@ def test_a_stop_at_the_commit_leaves_the_old_file_whole_and_no_temporary(
     with pytest.raises(ConfigError if isinstance(error, OSError) else type(error)):
         replace_file(config, NEW, why="")
     assert config.read_bytes() == OLD
-    assert sorted(os.listdir(config.parent)) == [".bowline", "config.json"]
+    assert listing(config.parent) == [".bowline", "config.json"]
 
 
 def test_a_full_disk_while_staging_leaves_the_old_file_whole_and_no_temporary(
@@ -135,7 +143,7 @@ def test_a_full_disk_while_staging_leaves_the_old_file_whole_and_no_temporary(
     fsync, calls = os.fsync, []
 
     def full(descriptor: int) -> None:
-        calls.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        calls.append(file_of(descriptor))
         if calls[-1].endswith(".tmp"):
             raise OSError(28, "No space left on device")
         fsync(descriptor)
@@ -144,7 +152,7 @@ def test_a_full_disk_while_staging_leaves_the_old_file_whole_and_no_temporary(
     with pytest.raises(ConfigError, match="No space left on device"):
         replace_file(config, NEW, why="")
     assert config.read_bytes() == OLD
-    assert sorted(os.listdir(config.parent)) == [".bowline", "config.json"]
+    assert listing(config.parent) == [".bowline", "config.json"]
 
 
 def test_the_backup_is_on_disk_before_the_file_changes_and_the_directory_after(
@@ -154,7 +162,7 @@ def test_the_backup_is_on_disk_before_the_file_changes_and_the_directory_after(
     fsync, replace = os.fsync, Path.replace
 
     def watch_fsync(descriptor: int) -> None:
-        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        events.append(Path(file_of(descriptor)).name)
         fsync(descriptor)
 
     def watch_replace(self: Path, target: Path) -> Path:

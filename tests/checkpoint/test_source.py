@@ -33,7 +33,7 @@ def test_a_range_is_given_exactly(path: Path) -> None:
 @pytest.mark.parametrize(("offset", "length"), [(-1, 1), (0, 1025), (1024, 1), (2000, 0), (0, -1), (0, 1 << 62)])
 def test_a_range_beyond_the_file_is_refused_before_memory_is_taken(path: Path, offset: int, length: int) -> None:
     for source in (LocalFile(path), MemoryBytes("file", CONTENT)):
-        with source, pytest.raises(FormatError, match="file: bytes .* were asked for, but the file has 1024"):
+        with source, pytest.raises(FormatError, match=r"file: bytes .* were asked for, but the file has 1024"):
             source.read_at(offset, length)
 
 
@@ -86,7 +86,7 @@ def test_a_device_and_a_directory_are_not_files(odd: str) -> None:
 
 
 def test_closing_twice_is_no_error_and_nothing_stays_open(path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(20):
@@ -94,4 +94,4 @@ def test_closing_twice_is_no_error_and_nothing_stays_open(path: Path) -> None:
             source.close()
             source.close()
         LocalFile(path)  # let go of without closing
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

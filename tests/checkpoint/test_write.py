@@ -17,7 +17,9 @@ from bowline.checkpoint.write import Bits, save_safetensors
 from bowline.errors import UsageError
 
 DTYPES = ["<f8", "<f4", "<f2", "<i8", "<i4", "<i2", "i1", "<u8", "<u4", "<u2", "u1", "?", "<c8"]
-ARRAYS = st.sampled_from(DTYPES).flatmap(lambda dtype: arrays(dtype, array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)))
+ARRAYS = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: arrays(dtype, array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+)
 NAMES = st.text(st.characters(blacklist_categories=["Cs"]), max_size=8).filter(lambda name: name != "__metadata__")
 
 
@@ -39,7 +41,11 @@ def test_big_endian_and_transposed_arrays_are_written_row_by_row_little_endian(t
 
 
 def test_bit_patterns_keep_their_dtype_and_stand_by_width(tmp_path: Path) -> None:
-    tensors = {"a": Bits("F8_E4M3", np.array([0x38], np.uint8)), "b": np.ones(1, np.float64), "c": Bits("BF16", np.array([0x3F80], np.uint16))}
+    tensors: dict[str, Any] = {
+        "a": Bits("F8_E4M3", np.array([0x38], np.uint8)),
+        "b": np.ones(1, np.float64),
+        "c": Bits("BF16", np.array([0x3F80], np.uint16)),
+    }
     save_safetensors(tmp_path / "model.safetensors", tensors)
     with open_checkpoint(tmp_path) as checkpoint:
         stored = sorted(checkpoint.tensors.values(), key=lambda tensor: tensor.offset)

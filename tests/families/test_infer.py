@@ -44,7 +44,9 @@ def test_both_ends_are_found_without_a_size_in_the_config(layout: str) -> None:
     assert infer_ties({**OTHERS, embedding: (V, D), head: (V, D)}, None, None) == (embedding, head, head)
 
 
-@pytest.mark.parametrize("architecture", ["XForCausalLM", "XLMHeadModel", "XForConditionalGeneration", "XForMaskedLM", "XForPreTraining"])
+@pytest.mark.parametrize(
+    "architecture", ["XForCausalLM", "XLMHeadModel", "XForConditionalGeneration", "XForMaskedLM", "XForPreTraining"]
+)
 def test_a_class_that_writes_tokens_is_expected_to_have_a_head(architecture: str) -> None:
     found = infer_ties({**OTHERS, "model.embed_tokens.weight": (V, D)}, V, architecture)
     assert found == ("model.embed_tokens.weight", None, "lm_head.weight")
@@ -57,18 +59,30 @@ def test_any_other_class_is_not(architecture: str | None) -> None:
 
 
 def test_of_several_embeddings_the_vocabularys_is_taken() -> None:
-    shapes = {"vision.embeddings.weight": (V, D), "position.embed_tokens.weight": (77, D), "text.embed_tokens.weight": (V, D)}
+    shapes = {
+        "vision.embeddings.weight": (V, D),
+        "position.embed_tokens.weight": (77, D),
+        "text.embed_tokens.weight": (V, D),
+    }
     assert infer_ties(shapes, V, None)[0] == "text.embed_tokens.weight"
 
 
 def test_of_several_alike_the_outermost_is_taken_and_always_the_same_one() -> None:
-    shapes = {"model.decoder.embed_tokens.weight": (V, D), "b.embed_tokens.weight": (V, D), "a.embed_tokens.weight": (V, D)}
+    shapes = {
+        "model.decoder.embed_tokens.weight": (V, D),
+        "b.embed_tokens.weight": (V, D),
+        "a.embed_tokens.weight": (V, D),
+    }
     assert infer_ties(shapes, V, None)[0] == "a.embed_tokens.weight"
     assert infer_ties(dict(reversed(shapes.items())), V, None)[0] == "a.embed_tokens.weight"
 
 
 def test_a_size_that_the_config_has_wrong_does_not_hide_the_table() -> None:
-    assert infer_ties({"wte.weight": (V, D), "lm_head.weight": (V, D)}, 999, None) == ("wte.weight", "lm_head.weight", "lm_head.weight")
+    assert infer_ties({"wte.weight": (V, D), "lm_head.weight": (V, D)}, 999, None) == (
+        "wte.weight",
+        "lm_head.weight",
+        "lm_head.weight",
+    )
 
 
 def test_a_classifiers_head_is_no_head() -> None:
@@ -92,6 +106,12 @@ def test_nothing_is_inferred_from_nothing() -> None:
 
 
 def test_vocabulary_tensors_are_the_tables_and_what_is_as_long() -> None:
-    shapes = {"wte.weight": (V, D), "lm_head.weight": (V, D), "lm_head.bias": (V,), "norm.weight": (D,), "other": (V, D)}
+    shapes = {
+        "wte.weight": (V, D),
+        "lm_head.weight": (V, D),
+        "lm_head.bias": (V,),
+        "norm.weight": (D,),
+        "other": (V, D),
+    }
     found = infer_vocabulary(shapes, "wte.weight", "lm_head.weight")
     assert found == {"wte.weight": 0, "lm_head.weight": 0, "lm_head.bias": 0}

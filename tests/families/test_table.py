@@ -95,7 +95,14 @@ def test_a_config_without_a_text_config_can_have_a_gate_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("path", "expected"),
-    [("a", {"b": {"c": None}}), ("a.b.c", None), ("a.b.d", NOT_THERE), ("x", NOT_THERE), ("a.b.c.d", NOT_THERE), ("l.0", NOT_THERE)],
+    [
+        ("a", {"b": {"c": None}}),
+        ("a.b.c", None),
+        ("a.b.d", NOT_THERE),
+        ("x", NOT_THERE),
+        ("a.b.c.d", NOT_THERE),
+        ("l.0", NOT_THERE),
+    ],
 )
 def test_a_dotted_path_leads_through_objects_only(path: str, expected: object) -> None:
     assert lookup({"a": {"b": {"c": None}}, "l": ["0"]}, path) == expected
@@ -202,7 +209,9 @@ def test_every_embedding_and_head_is_a_vocabulary_tensor() -> None:
         ("BertForMaskedLM", "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight", True),
     ],
 )
-def test_the_families_that_people_use_are_as_their_sources_say(name: str, target: str, source: str, default: bool) -> None:
+def test_the_families_that_people_use_are_as_their_sources_say(
+    name: str, target: str, source: str, default: bool
+) -> None:
     architecture = load_table().architecture(name)
     assert architecture is not None
     for declared in architecture.declared.values():

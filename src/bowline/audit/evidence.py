@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bowline.audit.fit import misfits
 from bowline.audit.outcomes import Outcome, Seen, predict
 from bowline.audit.tokens import Tokenizer, read_tokenizer
 from bowline.checkpoint.checkpoint import Checkpoint
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # numpy is for those who read values
     from bowline.audit.vocabulary import PaddingRow, TableRows
     from bowline.geometry import GeometryReport
 
-__all__ = ["Evidence", "TieEvidence", "gather", "misshapen_tensors"]
+__all__ = ["Evidence", "TieEvidence", "gather"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ def gather(checkpoint: Checkpoint, *, values: bool = True) -> Evidence:
         stored=frozenset(tensors),
         equal={tie.tie: _equal(tie) for tie in ties},
         equal_when_cast={tie.tie: tie.equal_when_cast for tie in ties},
-        misshapen=_misshapen(declaration, tensors),
+        misfits={loader: misfits(declaration, tensors, loader) for loader in declaration.made},
         safetensors=any(file.endswith(".safetensors") for file in checkpoint.weight_files),
     )
     return Evidence(
@@ -124,25 +125,3 @@ def _equal(tie: TieEvidence) -> bool | None:
     if tie.state in (TieState.EQUAL, TieState.ALIAS):
         return not tie.has_nan
     return None if tie.state is None else False
-
-
-def misshapen_tensors(declaration: Declaration, tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
-    """Tensors whose vocabulary axis is not as long as the config says: name to the length it has."""
-    lengths = {
-        name: tensors[name].shape[axis]
-        for name, axis in declaration.vocabulary.items()
-        if axis < len(tensors[name].shape)
-    }
-    wanted = declaration.expected_lengths
-    return {name: length for name, length in lengths.items() if length != wanted.get(name, length)}
-
-
-def _misshapen(declaration: Declaration, tensors: Mapping[str, StoredTensor]) -> frozenset[str]:
-    """What a loader finds not to fit: a vocabulary axis of the wrong length, or ends of a tie of two shapes."""
-    wrong = set(misshapen_tensors(declaration, tensors))
-    wrong |= {name for name in declaration.expected_lengths if declaration.vocabulary[name] >= len(tensors[name].shape)}
-    for tie in {tie for made in declaration.made.values() for tie in made}:
-        target, source = tensors.get(tie.target), tensors.get(tie.source)
-        if target is not None and source is not None and target.shape != source.shape:
-            wrong.add(target.name)
-    return frozenset(wrong)

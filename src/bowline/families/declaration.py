@@ -55,8 +55,8 @@ class Declaration:
 
     `inferred` is true when the class is unknown and the ties were read off names and shapes. `made` lists, by loader,
     the ties that it makes under this config, in its own order and from its own owners. `vocabulary` maps each
-    stored tensor with a vocabulary axis to that axis, `expected_lengths` to how long the config
-    says it is. `levels` are all the levels of the config that state the flag.
+    stored tensor with a vocabulary axis to that axis; `expected_lengths` says, by loader, how long
+    it makes that axis under this config. `levels` are all the levels of the config that state the flag.
     """
 
     architecture: str | None
@@ -68,7 +68,7 @@ class Declaration:
     embedding: str | None
     head: str | None
     vocabulary: Mapping[str, int]
-    expected_lengths: Mapping[str, int]
+    expected_lengths: Mapping[str, Mapping[str, int]]
     vocab_size: Size | None
     hidden_size: Size | None
     levels: Mapping[str, bool]

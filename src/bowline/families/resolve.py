@@ -84,7 +84,7 @@ def _known(
     main = next((tie for tie in ties if tie.tie.target == head), ties[0] if ties else None)
     levels = stated_levels(config)
     vocab_size = _size(config, family.vocab_size if family else None)
-    axes, lengths = _vocabulary(architecture, config, spell, vocab_size)
+    axes, lengths = _vocabulary(architecture, spell, vocab_size)
     return Declaration(
         architecture=stated_class or architecture.name,
         family=architecture.family,
@@ -95,7 +95,7 @@ def _known(
         embedding=spell(newest.embedding) if newest.embedding else None,
         head=head,
         vocabulary={name: axis for name, axis in axes.items() if name in shapes},
-        expected_lengths={name: length for name, length in lengths.items() if name in shapes},
+        expected_lengths=lengths,
         vocab_size=vocab_size,
         hidden_size=_size(config, family.hidden_size if family else None),
         levels=levels,
@@ -121,7 +121,7 @@ def _declared_ties(
             if tie.target == tie.source:
                 continue
             if gate.decide(config)[0]:
-                asked.append(tie)
+                asked.append(Tie(tie.source, tie.target) if declared.keeps_target else tie)
             backwards = listed.get(tie.source)
             knot = backwards if backwards is not None and backwards.source == tie.target else tie
             listed.setdefault(knot.target, knot)
@@ -145,23 +145,20 @@ def _declared_tie(
 
 
 def _vocabulary(
-    architecture: Architecture, config: Mapping[str, Any], spell: _Spelling, vocab_size: Size | None
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Each tensor with a vocabulary axis: which axis, and how long it is where the config says."""
+    architecture: Architecture, spell: _Spelling, vocab_size: Size | None
+) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+    """Each tensor with a vocabulary axis: which axis; and how long each version makes it, where the config says."""
     axes: dict[str, int] = {}
-    lengths: dict[str, int] = {}
+    lengths: dict[str, dict[str, int]] = {}
     for loader in sorted(architecture.declared):  # the newest last: its word counts
         declared = architecture.declared[loader]
-        for name, axis in declared.vocabulary.items():
-            axes[spell(name)] = axis
-            if vocab_size is not None:
-                lengths[spell(name)] = vocab_size.value + declared.longer.get(name, 0)
-        for path, names in declared.other_vocabularies.items():
-            size = _size(config, path)
-            for name, axis in names.items():
-                axes.setdefault(spell(name), axis)
-                if size is not None:
-                    lengths.setdefault(spell(name), size.value)
+        axes |= {spell(name): axis for name, axis in declared.vocabulary.items()}
+        if vocab_size is not None:
+            lengths[loader] = {
+                spell(name): vocab_size.value + declared.longer.get(name, 0) for name in declared.vocabulary
+            }
+        for names in declared.other_vocabularies.values():
+            axes |= {spell(name): axis for name, axis in names.items() if spell(name) not in axes}
     return axes, lengths
 
 

@@ -78,11 +78,15 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredGate:
-    """A tie of a class and the gate before it; `flat` is the gate in a config that has no `text_config`."""
+    """A tie of a class and the gate before it; `flat` is the gate in a config that has no `text_config`.
+
+    `keeps_target` is true where a load keeps the target's values and gives them to the source.
+    """
 
     tie: Tie
     gate: Gate
     flat: Gate | None = None
+    keeps_target: bool = False
 
     def gate_in(self, config: Mapping[str, Any]) -> Gate:
         """The gate that counts in the layout of this config."""
@@ -184,6 +188,7 @@ def _declared(raw: Mapping[str, Any]) -> Declared:
                 tie=Tie(tie["target"], tie["source"]),
                 gate=_gate(tie["gate"]),
                 flat=_gate(tie["flat_gate"]) if "flat_gate" in tie else None,
+                keeps_target=tie.get("owner") == "target",
             )
             for tie in raw["ties"]
         ),

@@ -14,7 +14,7 @@ from bowline import families
 from bowline.families.declaration import DeclaredTie
 from bowline.tie import Tie
 
-__all__ = ["Fate", "Outcome", "Result", "Seen", "always_tied", "asked_of_newest", "knowledge", "misshapen", "neither"]
+__all__ = ["Fate", "Outcome", "Result", "Seen", "always_tied", "asked_of_newest", "knowledge", "misfit", "neither"]
 
 
 class Fate(StrEnum):
@@ -44,8 +44,8 @@ class Seen:
     """Whether `torch.equal` would call both ends equal; `None` when the values were not read."""
     equal_when_cast: Mapping[Tie, bool]
     """Whether both ends agree once cast to the shorter of their dtypes."""
-    misshapen: frozenset[str]
-    """Stored tensors whose shape is not the one that the config builds."""
+    misfits: Mapping[str, frozenset[str]]
+    """By version of transformers: stored tensors whose shape is not the one that it builds from the config."""
     safetensors: bool
 
 
@@ -72,9 +72,10 @@ def asked_of_newest(declared: DeclaredTie) -> bool:
     return declared.asked[max(declared.asked)] if declared.asked else bool(declared.flag.value)
 
 
-def misshapen(seen: Seen) -> Outcome:
-    """What every loader says of a tensor that does not fit."""
-    return Outcome(Fate.REFUSED, f"size mismatch: {', '.join(sorted(seen.misshapen))}")
+def misfit(seen: Seen, loader: str) -> Outcome | None:
+    """What a loader says of tensors that do not fit the model; `None` when all do."""
+    names = seen.misfits.get(loader, frozenset())
+    return Outcome(Fate.REFUSED, f"size mismatch: {', '.join(sorted(names))}") if names else None
 
 
 @cache

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bowline.audit.outcomes.outcome import Fate, Outcome, Result, Seen, misshapen
+from bowline.audit.outcomes.outcome import Fate, Outcome, Result, Seen, misfit
 from bowline.families.declaration import Declaration, DeclaredTie
 from bowline.tie import Tie
 
@@ -32,10 +32,16 @@ def _made(declaration: Declaration, version: int) -> Sequence[Tie]:
 
 
 def _tie_whatever_is_stored(made: Sequence[Tie]) -> Holders:
-    holders: Holders = {}
-    for tie in made:
-        holders[tie.target] = holders.get(tie.source, tie.source)
-    return holders
+    sources = {tie.target: tie.source for tie in made}
+
+    def owner(name: str) -> str:
+        seen: set[str] = set()
+        while name in sources and name not in seen:  # ties may hang on each other, but not in a ring
+            seen.add(name)
+            name = sources[name]
+        return name
+
+    return {target: owner(target) for target in sources}
 
 
 def _tie_what_agrees(made: Sequence[Tie], seen: Seen) -> Holders | None:
@@ -66,8 +72,8 @@ def _after_loading(loader: str, declaration: Declaration, seen: Seen, holders: H
     for declared in declaration.ties:
         if unknown:
             yield declared.tie.target, Outcome(Fate.REFUSED, f"{declaration.architecture} is not in this version")
-        elif seen.misshapen:
-            yield declared.tie.target, misshapen(seen)
+        elif refusal := misfit(seen, loader):
+            yield declared.tie.target, refusal
         elif holders is None:
             yield declared.tie.target, None
         else:

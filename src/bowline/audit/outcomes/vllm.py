@@ -10,7 +10,7 @@ from bowline.audit.outcomes.outcome import (
     always_tied,
     asked_of_newest,
     knowledge,
-    misshapen,
+    misfit,
     neither,
 )
 from bowline.families.declaration import Declaration, DeclaredTie
@@ -27,8 +27,8 @@ def vllm(declaration: Declaration, seen: Seen) -> Result:
         tie = declared.tie
         if not (native or backend):
             yield tie.target, Outcome(Fate.REFUSED, f"vLLM has no {architecture or 'such class'}")
-        elif seen.misshapen:
-            yield tie.target, misshapen(seen)
+        elif refusal := misfit(seen, "transformers-5"):
+            yield tie.target, refusal
         elif architecture == "BertForMaskedLM":
             yield tie.target, _vllm_bert(declared, seen)
         elif tie.target != declaration.head:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from bowline.audit.evidence import Evidence, misshapen_tensors
+from bowline.audit.evidence import Evidence
+from bowline.audit.fit import wrong_lengths
 from bowline.audit.rules.rule import Observation, Severity, rule
 from bowline.tie import TieState
 
@@ -30,7 +31,9 @@ def vocab_size_mismatch(evidence: Evidence) -> Iterator[Observation]:
     Threads: huggingface/transformers#35141
     """
     size = evidence.declaration.vocab_size
-    wrong = misshapen_tensors(evidence.declaration, evidence.tensors)
+    newest = max(evidence.declaration.loaders, default="")
+    lengths = wrong_lengths(evidence.declaration, evidence.tensors, newest)
+    wrong = {name: length for name, length in lengths.items() if length is not None}
     if size is None or not wrong:
         return
     stated = ", ".join(f"{name} has {rows}" for name, rows in wrong.items())
