@@ -14,6 +14,7 @@ import copy
 import hashlib
 import itertools
 import json
+import logging
 import re
 import sys
 import tempfile
@@ -50,6 +51,8 @@ OTHER_SWITCHES = {
 """Keys beside the flag that some families read, at the level with that `model_type`."""
 STEP = 128
 """How far a vocabulary is moved to see which axes follow it."""
+MOST_SPARE_ROWS = 8
+"""A larger excess over the vocabulary's size comes from other keys of the configuration, and is not the class's."""
 
 WIDTH_NAMES = ("embedding_size", "hidden_size", "d_model", "n_embd", "emb_dim", "d_embed", "dim", "embed_dim")
 
@@ -190,7 +193,7 @@ def declared_pairs(model: Any) -> dict[str, str]:
     forced = types.SimpleNamespace(**{FLAG: True})
     for path, part in model.named_modules(remove_duplicate=False):
         if isinstance(part, transformers.PreTrainedModel):
-            config, part.config = part.config, forced
+            config, part.config = part.config, forced  # type: ignore[assignment]
             try:
                 expanded = part.get_expanded_tied_weights_keys(all_submodels=False)
             finally:
@@ -507,13 +510,15 @@ def facts(cls: type[Any]) -> Json | None:
     def disk(name: str | None) -> str | None:
         return None if name is None else on_disk.get(name, name)
 
-    size = integer_paths(content_tied)[main]
     shapes = tensors(model) | tensors(models.get((False,) * len(paths), model))  # untied, each has its own
-    longer = {
-        str(disk(name)): shapes[name].shape[axis] - size
-        for name, axis in sorted(vocabulary.items())
-        if shapes[name].shape[axis] != size
-    }
+    longer: dict[str, int | None] = {}
+    for path, names in ({main: vocabulary} | others).items():
+        size = integer_paths(content_tied)[path]
+        for name, axis in names.items():
+            excess = shapes[name].shape[axis] - size
+            follows = by_path[path][name][1] == (step if path == main else STEP) and abs(excess) <= MOST_SPARE_ROWS
+            if excess or not follows:
+                longer[str(disk(name))] = excess if follows else None
     without_text_config = flat_gates(cls, content, made)
     backwards = owned_by_target(cls, content_tied, made)
     ties = []
@@ -530,7 +535,7 @@ def facts(cls: type[Any]) -> Json | None:
         "embedding": disk(embedding),
         "head": disk(head),
         "vocabulary": {str(disk(name)): axis for name, axis in sorted(vocabulary.items())},
-        "longer": longer,
+        "longer": dict(sorted(longer.items())),
         "module_names": {on_disk[name]: name for name in sorted(on_disk) if on_disk[name] != name},
     }
     if others:
@@ -580,7 +585,7 @@ def main() -> None:
     """Write the facts of the classes named after the path given first; with only a path, the names of all classes."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    transformers.logging.set_verbosity(transformers.logging.CRITICAL + 1)
+    transformers.logging.set_verbosity(logging.CRITICAL + 1)
     transformers.logging.disable_progress_bar()
     destination, *names = sys.argv[1:]
     content = inspect(names) if names else candidate_names()

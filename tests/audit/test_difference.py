@@ -15,7 +15,7 @@ from bowline.checkpoint import open_checkpoint
 from bowline.checkpoint.write import Bits
 from tests.checkpoints import GPT2, HEAD, WTE, write
 
-ROWS, COLUMNS = 640, 192
+ROWS, COLUMNS = 320, 136
 Table = npt.NDArray[np.float32]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,15 @@ import numpy as np
 import pytest
 
 from bowline.audit import audit
+from bowline.audit.evidence import gather
 from bowline.audit.outcomes import LOADERS, Fate, Outcome
 from bowline.audit.outcomes.outcome import knowledge
+from bowline.audit.report import findings_of
+from bowline.audit.rules import all_rules
+from bowline.checkpoint import Checkpoint
+from bowline.checkpoint.fileset import FileSet
+from bowline.checkpoint.source import ByteSource, MemoryBytes
+from bowline.families.table import load_table
 from tests.checkpoint.pickled import dictionary, saved, storage, tensor
 from tests.checkpoints import BART, BERT, GPT2, HEAD, LLAMA, LLAVA, OWN, T5, UNKNOWN, WTE, bf16, table, write
 
@@ -274,3 +283,50 @@ def test_vllms_exceptions_are_classes_that_it_has() -> None:
     known = knowledge("vllm.json")
     for exceptions in ("always_tied", "refuses_stored_head", "never_tied"):
         assert set(known[exceptions]) <= set(known["architectures"])
+
+
+# --- every class ----------------------------------------------------------------------------------------------------
+
+
+class Headers(FileSet):
+    """A file of tensors whose values are holes: only headers are asked for."""
+
+    location = "memory"
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any]) -> None:
+        header, at = {}, 0
+        for name, shape in shapes.items():
+            size = math.prod(shape)
+            header[name] = {"dtype": "U8", "shape": shape, "data_offsets": [at, at + size]}
+            at += size
+        text = json.dumps(header).encode()
+        self.files = {
+            "model.safetensors": len(text).to_bytes(8, "little") + text + bytes(at),
+            "config.json": json.dumps(config).encode(),
+        }
+
+    def sizes(self) -> dict[str, int]:
+        return {name: len(content) for name, content in self.files.items()}
+
+    def open(self, name: str) -> ByteSource:
+        return MemoryBytes(name, self.files[name])
+
+
+@pytest.mark.parametrize("stored", ["all", "vocabulary", "one", "vectors", "none"])
+def test_every_class_of_the_table_has_an_outcome_for_each_tie_in_each_loader(stored: str) -> None:
+    families = load_table()
+    for name in families:
+        architecture = families.architecture(name)
+        assert architecture is not None
+        names = dict.fromkeys(end for gated in architecture.newest.ties for end in (gated.tie.target, gated.tie.source))
+        if not names:
+            continue
+        vocabulary = dict(architecture.newest.vocabulary)
+        chosen = {"all": [*names, *vocabulary], "vocabulary": vocabulary, "one": list(names)[:1], "vectors": names}
+        shapes = dict.fromkeys(chosen.get(stored, ()), (3,) if stored == "vectors" else (3, 2, 3))
+        for config in ({}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False, "text_config": {}}):
+            checkpoint = Checkpoint(Headers(shapes, {"architectures": [name], "vocab_size": 3, **config}))
+            evidence = gather(checkpoint, values=False)
+            targets = {tie.tie.target for tie in evidence.ties}
+            assert all(set(evidence.outcomes[loader]) == targets for loader in LOADERS), name
+            findings_of(evidence, all_rules())

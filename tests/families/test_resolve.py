@@ -188,11 +188,22 @@ def test_a_tensor_can_be_longer_than_the_vocabulary_or_follow_another_size() -> 
     shapes = {"model.wte.weight": (64, 8), "head.weight": (66, 8), "code.weight": (8, 32), "head.bias": (64,)}
     declaration = resolve_toy("=", one, {"codes": 32}, **shapes)
     assert declaration.vocabulary == {"model.wte.weight": 0, "head.weight": 0, "head.bias": 0, "code.weight": 1}
-    assert declaration.expected_lengths["transformers-5"] == {
-        "model.wte.weight": 64,
-        "head.weight": 66,
-        "head.bias": 64,
-    }
+    lengths = {"model.wte.weight": 64, "head.weight": 66, "head.bias": 64}
+    assert declaration.expected_lengths == {"transformers-4": lengths, "transformers-5": lengths}
+
+
+def test_each_version_has_lengths_of_its_own() -> None:
+    four, five = declared((*HEAD_ON_WTE, gate(FLAG)), longer={"head.bias": 1}), declared((*HEAD_ON_WTE, gate(FLAG)))
+    lengths = resolve_toy(four, five).expected_lengths
+    assert (lengths["transformers-4"]["head.bias"], lengths["transformers-5"]["head.bias"]) == (65, 64)
+
+
+def test_a_tie_that_keeps_its_target_is_made_the_other_way_round() -> None:
+    one = declared((*HEAD_ON_WTE, gate(FLAG)))
+    one["ties"][0]["owner"] = "target"  # type: ignore[index]
+    declaration = resolve_toy("=", one, {FLAG: True})
+    assert declaration.ties[0].tie == Tie(*HEAD_ON_WTE)
+    assert declaration.made["transformers-5"] == (Tie(*reversed(HEAD_ON_WTE)),)
 
 
 # --- versions -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bowline.families.declaration import Declaration, DeclaredTie, Flag, Size
@@ -84,7 +84,7 @@ def _known(
     main = next((tie for tie in ties if tie.tie.target == head), ties[0] if ties else None)
     levels = stated_levels(config)
     vocab_size = _size(config, family.vocab_size if family else None)
-    axes, lengths = _vocabulary(architecture, spell, vocab_size)
+    axes, lengths = _vocabulary(architecture, config, spell, vocab_size)
     return Declaration(
         architecture=stated_class or architecture.name,
         family=architecture.family,
@@ -126,9 +126,23 @@ def _declared_ties(
             knot = backwards if backwards is not None and backwards.source == tie.target else tie
             listed.setdefault(knot.target, knot)
             gates.setdefault(knot.target, {})[loader] = gate
-        made[loader] = tuple(asked)
+        made[loader] = _from_roots(asked)
     ties = tuple(_declared_tie(tie, gates[target], config, architecture) for target, tie in listed.items())
     return ties, made
+
+
+def _from_roots(asked: Sequence[Tie]) -> tuple[Tie, ...]:
+    """Ties that hang on each other (a <- b, b <- c), each from the owner at the end of its chain."""
+    sources = {tie.target: tie.source for tie in asked}
+
+    def root(name: str) -> str:
+        passed: set[str] = set()
+        while name in sources and name not in passed:
+            passed.add(name)
+            name = sources[name]
+        return name
+
+    return tuple(Tie(tie.target, root(tie.source)) for tie in asked if root(tie.source) != tie.target)
 
 
 def _declared_tie(
@@ -145,7 +159,7 @@ def _declared_tie(
 
 
 def _vocabulary(
-    architecture: Architecture, spell: _Spelling, vocab_size: Size | None
+    architecture: Architecture, config: Mapping[str, Any], spell: _Spelling, vocab_size: Size | None
 ) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
     """Each tensor with a vocabulary axis: which axis; and how long each version makes it, where the config says."""
     axes: dict[str, int] = {}
@@ -153,12 +167,16 @@ def _vocabulary(
     for loader in sorted(architecture.declared):  # the newest last: its word counts
         declared = architecture.declared[loader]
         axes |= {spell(name): axis for name, axis in declared.vocabulary.items()}
-        if vocab_size is not None:
-            lengths[loader] = {
-                spell(name): vocab_size.value + declared.longer.get(name, 0) for name in declared.vocabulary
-            }
-        for names in declared.other_vocabularies.values():
+        lengths[loader] = {}
+        sizes = [(vocab_size, declared.vocabulary)]
+        for path, names in declared.other_vocabularies.items():
             axes |= {spell(name): axis for name, axis in names.items() if spell(name) not in axes}
+            sizes.append((_size(config, path), names))
+        for size, names in sizes:
+            for name in names:
+                excess = declared.longer.get(name, 0)
+                if size is not None and excess is not None:
+                    lengths[loader].setdefault(spell(name), size.value + excess)
     return axes, lengths
 
 

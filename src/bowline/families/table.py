@@ -97,15 +97,16 @@ class DeclaredGate:
 class Declared:
     """What one class declares in one version of transformers, by the names it writes to disk.
 
-    `vocabulary` maps tensors to the axis that runs over the family's `vocab_size`; `longer` says by how much that
-    axis exceeds it where it does. `other_vocabularies` maps further config paths to the tensors that follow them.
+    `vocabulary` maps tensors to the axis that runs over the family's `vocab_size`, `other_vocabularies` further paths
+    of the config to the tensors that follow them. `longer` says by how much an axis exceeds its size where it does;
+    `None` is for an axis that follows it in another way.
     """
 
     ties: tuple[DeclaredGate, ...]
     embedding: str | None
     head: str | None
     vocabulary: Mapping[str, int]
-    longer: Mapping[str, int]
+    longer: Mapping[str, int | None]
     other_vocabularies: Mapping[str, Mapping[str, int]]
     module_names: Mapping[str, str]
 

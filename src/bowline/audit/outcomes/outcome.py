@@ -48,6 +48,20 @@ class Seen:
     """By version of transformers: stored tensors whose shape is not the one that it builds from the config."""
     safetensors: bool
 
+    def are_equal(self, one: str, other: str) -> bool | None:
+        """Whether two stored tensors are equal, as far as the ties that were compared tell: equals of equals are."""
+        for tie in (Tie(one, other), Tie(other, one)):
+            if tie in self.equal:
+                return self.equal[tie]
+        alike, found = {one}, True
+        while found:
+            found = False
+            for tie, equal in self.equal.items():
+                if equal and (tie.target in alike) != (tie.source in alike):
+                    alike |= {tie.target, tie.source}
+                    found = True
+        return True if other in alike else None if None in self.equal.values() else False
+
 
 Result = Iterable[tuple[str, Outcome | None]]
 """By target: the outcome, or `None` where it hangs on values that were not read."""

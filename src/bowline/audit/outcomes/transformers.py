@@ -32,16 +32,7 @@ def _made(declaration: Declaration, version: int) -> Sequence[Tie]:
 
 
 def _tie_whatever_is_stored(made: Sequence[Tie]) -> Holders:
-    sources = {tie.target: tie.source for tie in made}
-
-    def owner(name: str) -> str:
-        seen: set[str] = set()
-        while name in sources and name not in seen:  # ties may hang on each other, but not in a ring
-            seen.add(name)
-            name = sources[name]
-        return name
-
-    return {target: owner(target) for target in sources}
+    return {tie.target: tie.source for tie in made}
 
 
 def _tie_what_agrees(made: Sequence[Tie], seen: Seen) -> Holders | None:
@@ -53,7 +44,7 @@ def _tie_what_agrees(made: Sequence[Tie], seen: Seen) -> Holders | None:
         target, source = tie.target, tie.source
         target_there, source_there = target in seen.stored, source in seen.stored
         if source_there and target_there:
-            equal = seen.equal.get(tie)
+            equal = seen.are_equal(target, source)
             if equal is None:
                 return None
             if not equal:
@@ -89,9 +80,12 @@ def _fate(declared: DeclaredTie, loader: str, holders: Holders, seen: Seen) -> O
             return Outcome(Fate.RANDOM, f"{flag}: overwritten by {holder}, which is not stored")
         if holder not in seen.stored:
             return Outcome(Fate.RANDOM, "neither end is stored")
-        if tie.target not in seen.stored or holder == tie.target or seen.equal.get(tie):
+        equal = tie.target not in seen.stored or holder == tie.target or seen.are_equal(tie.target, holder)
+        if equal is None:
+            return None
+        if equal:
             return Outcome(Fate.TIED, _why_tied(tie, seen, flag))
-        return None if seen.equal.get(tie) is None else Outcome(Fate.DROPPED, f"{flag}: overwritten by {holder}")
+        return Outcome(Fate.DROPPED, f"{flag}: overwritten by {holder}")
     if tie.target not in seen.stored:
         return Outcome(Fate.RANDOM, f"{flag}, and nothing stored: drawn afresh")
     if declared.asked.get(loader):
