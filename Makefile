@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types sweep fuzz families benchmarks clean help
+.PHONY: demo test sweep sweep-4 fuzz families clean help
 
 help:
 	@echo "make demo      audit a real checkpoint beside broken ones (base install, no torch)"
 	@echo "make test      lint, types, tests"
-	@echo "make sweep     every class that can be built: predicted against loaded"
+	@echo "make sweep     every class that can be built in transformers 5: predicted against loaded"
+	@echo "make sweep-4   the same in transformers 4"
 	@echo "make fuzz      200,000 safetensors headers against safetensors itself"
 	@echo "make families  generate the families' table from both versions of transformers"
 
@@ -40,7 +41,10 @@ test: $(VENV)/dev $(VENV)/minilm
 	$(BIN)/python -m pytest
 
 sweep: $(VENV)/dev
-	$(BIN)/python -m tools.sweep
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tools.sweep
+
+sweep-4: $(PEERS)/transformers-4.57.1/ready
+	HF_HUB_OFFLINE=1 PYTHONPATH=src $(PEERS)/transformers-4.57.1/bin/python -m tools.sweep
 
 fuzz: $(VENV)/dev
 	$(BIN)/python -m tests.checkpoint.header_fuzz --count 200000
@@ -49,7 +53,7 @@ fuzz: $(VENV)/dev
 $(PEERS)/transformers-%/ready:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python $(PIP) torch numpy safetensors
-	$(@D)/bin/python -m pip install --quiet transformers==$* sentencepiece protobuf
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check transformers==$* sentencepiece protobuf pillow
 	@touch $@
 
 families: $(PEERS)/transformers-4.57.1/ready $(PEERS)/transformers-5.23.0/ready

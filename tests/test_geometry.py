@@ -178,8 +178,8 @@ def test_scores_in_many_blocks_are_those_of_one(monkeypatch: pytest.MonkeyPatch)
     table = gaussian(300, 3).astype(np.float32)
     whole = geometry.describe(table)
     failures = geometry.self_decoding_failures(table)
-    monkeypatch.setattr(geometry, "SCORE_ENTRIES", 1000)
-    monkeypatch.setattr(geometry, "BLOCK_ENTRIES", 100)
+    monkeypatch.setattr(geometry.neighbours, "SCORE_ENTRIES", 1000)
+    monkeypatch.setattr(geometry.rows, "BLOCK_ENTRIES", 100)
     assert 0 < failures.size < 300
     assert geometry.self_decoding_failures(table).tolist() == failures.tolist()
     blocked = geometry.describe(table)
@@ -471,8 +471,8 @@ def test_the_spectrum_is_not_claimed_from_fewer_than_two_rows_for_each_dimension
 
 
 def test_the_seed_draws_the_queried_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(geometry, "LEAST_QUERIES", 20)
-    monkeypatch.setattr(geometry, "QUERY_PRODUCTS", 0)
+    monkeypatch.setattr(geometry.report, "LEAST_QUERIES", 20)
+    monkeypatch.setattr(geometry.report, "QUERY_PRODUCTS", 0)
     table = gaussian(500, 3)
     reports = [geometry.describe(table, seed=seed) for seed in (0, 0, 1)]
     assert reports[0] == reports[1] != reports[2]

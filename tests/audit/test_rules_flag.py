@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from bowline.audit import Severity
+from bowline.families.table import Table
 from tests.checkpoints import (
     BART,
     BERT,
@@ -172,6 +174,25 @@ def test_bw104_a_quantised_head_leaves_the_flag_open(tmp_path: Path) -> None:
 def test_bw104_missing_matrices_leave_the_flag_open(tmp_path: Path) -> None:
     other = {"language_model.model.norm.weight": np.ones(8, np.float32)}
     assert not one(write(tmp_path, other, llava(True, False)), "BW104").fixable
+
+
+def test_bw104_two_equal_matrices_keep_the_flag_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asks(path: str) -> dict[str, Any]:
+        tie = {"target": HEAD, "source": EMBED, "gate": {"paths": [path], "default": False}}
+        return {"ties": [tie], "embedding": EMBED, "head": HEAD, "vocabulary": {EMBED: 0, HEAD: 0}}
+
+    toy = {
+        "family": "toy",
+        "prefix": "",
+        "4": asks("text_config.tie_word_embeddings"),
+        "5": asks("tie_word_embeddings"),
+    }
+    by_hand = Table({"transformers": {"4": "4", "5": "5"}, "families": {}, "classes": {"ToyForCausalLM": toy}})
+    monkeypatch.setattr(import_module("bowline.families.resolve"), "load_table", lambda: by_hand)
+    for top in (True, False):
+        config = {**llava(top, not top), "architectures": ["ToyForCausalLM"], "model_type": "toy"}
+        found = one(write(tmp_path, {EMBED: table(), HEAD: table()}, config), "BW104")
+        assert found.flag_from_bytes is top
 
 
 def test_bw104_is_not_said_of_a_level_without_a_vocabulary(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from bowline.checkpoint.closing import Closing
 from bowline.checkpoint.dtypes import BITS, decode
 from bowline.checkpoint.fileset import FileSet
 from bowline.checkpoint.lint import Lint, LintKind
@@ -73,7 +73,7 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
     )
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """One model's files as one mapping: `tensors[name]` says what is stored, `rows(name)` gives the values.
 
     `config` is `config.json` as it is written, or `None` when it is missing or malformed (`lints` says which).
@@ -209,14 +209,6 @@ class Checkpoint:
             source.close()
         self._sources.clear()
         self.files.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def row_bytes(tensor: StoredTensor) -> int:

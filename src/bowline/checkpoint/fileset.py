@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+from bowline.checkpoint.closing import Closing
 from bowline.checkpoint.source import ByteSource
 from bowline.errors import FormatError
 
@@ -14,7 +15,7 @@ SMALL_FILE_LIMIT = 256 << 20
 """Configs, indexes and tokenizers are read whole; none of them is larger than this."""
 
 
-class FileSet(ABC):
+class FileSet(Closing, ABC):
     """The files of one checkpoint. `location` is what a person would type to get here again."""
 
     location: str
@@ -46,6 +47,3 @@ class FileSet(ABC):
                     help="this is not the JSON file that its name promises",
                 )
             return source.read_at(0, source.size)
-
-    def close(self) -> None:  # noqa: B027 - a set of local files holds nothing
-        """Let go of connections."""

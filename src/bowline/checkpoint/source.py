@@ -6,15 +6,14 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from bowline.checkpoint.closing import Closing
 from bowline.errors import CheckpointError, FormatError
 
 __all__ = ["ByteSource", "LocalFile", "MemoryBytes"]
 
 
-class ByteSource(ABC):
+class ByteSource(Closing, ABC):
     """A file as random access: `size` bytes, read in exact ranges or not at all.
 
     `name` is the file's name within its checkpoint, for messages. A short read is never passed on: whoever
@@ -47,17 +46,6 @@ class ByteSource(ABC):
                 f"{self.name}: bytes {offset} to {offset + length} were asked for, but the file has {self.size}",
                 help="the file is truncated or its header is wrong; fetch it again",
             )
-
-    def close(self) -> None:  # noqa: B027 - a source that holds nothing has nothing to let go
-        """Let go of the file; further reads are errors."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class MemoryBytes(ByteSource):

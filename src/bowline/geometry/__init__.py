@@ -65,13 +65,3 @@ __all__ = [
     "tight_frame_distance",
     "welch_bound",
 ]
-
-# What may be held or spent at a time. The other files read these here when they use them: setting one takes effect.
-BLOCK_ENTRIES = 1 << 20
-"""Entries of the table that are widened to float64 at a time (8 MiB)."""
-SCORE_ENTRIES = 1 << 23
-"""Scores of queries against rows that are held at a time (32 MiB)."""
-QUERY_PRODUCTS = 6_000_000_000
-"""Multiplications that `describe` spends on scores: 512 queries against a table of 30522 x 384."""
-LEAST_QUERIES = 256
-"""Rows that it asks about however many rows there are."""

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from bowline import geometry
 from bowline.geometry.arrays import Floats, Indices, Table
 from bowline.geometry.rows import Rows
 
 __all__ = ["median_nearest_cosine", "nearest_rows", "self_decoding_failures", "self_decoding_rate"]
+
+SCORE_ENTRIES = 1 << 23
+"""Scores of queries against rows that are held at a time (32 MiB)."""
 
 
 def self_decoding_failures(table: Table | Rows, queries: npt.ArrayLike | None = None) -> Indices:
@@ -108,6 +110,6 @@ def median_nearest_cosine(table: Table | Rows, queries: npt.ArrayLike | None = N
 
 def _score_blocks(queries: Indices, rows: Rows) -> Iterator[Indices]:
     """Some of the queries at a time: few enough for their scores, and for float64 copies of the rows themselves."""
-    step = max(1, geometry.SCORE_ENTRIES // max(1, rows.count, 8 * rows.hidden_size))
+    step = max(1, SCORE_ENTRIES // max(1, rows.count, 8 * rows.hidden_size))
     for start in range(0, queries.size, step):
         yield queries[start : start + step]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from bowline import geometry
 from bowline.errors import UsageError
 from bowline.geometry.arrays import Indices, Table
 from bowline.geometry.cosines import mean_cosine, mean_squared_cosine, welch_bound
@@ -28,6 +27,10 @@ __all__ = ["GeometryReport", "describe", "sample_rows"]
 
 SPECTRUM_ROWS = 2
 """A sample shows the spectrum of a table from this many rows for each dimension."""
+QUERY_PRODUCTS = 6_000_000_000
+"""Multiplications that `describe` spends on scores: 512 queries against a table of 30522 x 384."""
+LEAST_QUERIES = 256
+"""Rows that it asks about however many rows there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +145,7 @@ def describe(table: Table, *, rows: int | None = None, seed: int = 0) -> Geometr
 
 
 def _queries(rows: Rows, seed: int) -> Indices:
-    affordable = max(geometry.LEAST_QUERIES, geometry.QUERY_PRODUCTS // max(1, rows.count * rows.hidden_size))
+    affordable = max(LEAST_QUERIES, QUERY_PRODUCTS // max(1, rows.count * rows.hidden_size))
     directed = rows.given(rows.nonzero)
     if directed.size <= affordable:
         return directed

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from bowline import geometry
 from bowline.errors import UsageError
 from bowline.geometry.arrays import LARGEST_ENTRY, Floats, Indices, Table, floats, indices, largest_entry, usable_rows
 from bowline.geometry.gram import sum_of_grams
 
 __all__ = ["Rows"]
+
+BLOCK_ENTRIES = 1 << 20
+"""Entries of the table that are widened to float64 at a time (8 MiB)."""
 
 
 class Rows:
@@ -76,7 +78,7 @@ class Rows:
 
     def blocks(self) -> Iterator[tuple[slice, Floats]]:
         """The rows in float64, some at a time, with their place."""
-        step = max(1, geometry.BLOCK_ENTRIES // max(1, self.hidden_size))
+        step = max(1, BLOCK_ENTRIES // max(1, self.hidden_size))
         for start in range(0, self.count, step):
             place = slice(start, min(start + step, self.count))
             yield place, self.array[place].astype(np.float64)
@@ -91,7 +93,7 @@ class Rows:
         """E^T E (D, D), or E E^T (V, V) when that is smaller: their nonzero eigenvalues are the same."""
         if self._gram is None:
             if self.wide:
-                step = max(1, geometry.BLOCK_ENTRIES // max(1, self.count))
+                step = max(1, BLOCK_ENTRIES // max(1, self.count))
                 parts = (self.array[:, start : start + step].T for start in range(0, self.hidden_size, step))
                 self._gram = sum_of_grams(parts, self.count)
             else:

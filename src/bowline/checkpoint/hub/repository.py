@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 from urllib.parse import quote
 
@@ -97,14 +97,6 @@ class HubRepository(FileSet):
     def close(self) -> None:
         """Let go of the connections; reads from files still open are errors."""
         self._hub.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"HubRepository({self.location!r})"
