@@ -188,7 +188,7 @@ def test_a_tensor_can_be_longer_than_the_vocabulary_or_follow_another_size() -> 
     shapes = {"model.wte.weight": (64, 8), "head.weight": (66, 8), "code.weight": (8, 32), "head.bias": (64,)}
     declaration = resolve_toy("=", one, {"codes": 32}, **shapes)
     assert declaration.vocabulary == {"model.wte.weight": 0, "head.weight": 0, "head.bias": 0, "code.weight": 1}
-    lengths = {"model.wte.weight": 64, "head.weight": 66, "head.bias": 64}
+    lengths = {"model.wte.weight": 64, "head.weight": 66, "head.bias": 64, "code.weight": 32}
     assert declaration.expected_lengths == {"transformers-4": lengths, "transformers-5": lengths}
 
 

@@ -42,7 +42,7 @@ def test_an_answer_that_is_not_the_range_is_refused_and_not_asked_for_again(
     hub.faults["cdn"] = itertools.repeat(fault)
     repository = open_hub()
     message = failure(lambda: read_weights(repository))
-    assert message.startswith(f"org/name@{COMMIT[:12]}: model.safetensors: bytes 200000-204999: ")
+    assert message.startswith(f"org/name@{COMMIT}: model.safetensors: bytes 200000-204999: ")
     assert said in message
     assert len(hub.of_kind("cdn")) == 1
     assert not waits

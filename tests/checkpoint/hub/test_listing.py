@@ -19,7 +19,7 @@ def test_the_listing_gives_names_sizes_and_the_commit_in_one_request(hub: Loopba
     repository = open_hub()
     assert dict(repository.sizes()) == {"config.json": 29, "empty.txt": 0, "model.safetensors": 262_144}
     assert repository.commit == COMMIT
-    assert repository.location == f"org/name@{COMMIT[:12]}"
+    assert repository.location == f"org/name@{COMMIT}"
     assert [request.path for request in hub.requests] == ["/api/models/org/name?blobs=true"]
 
 

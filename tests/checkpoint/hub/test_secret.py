@@ -83,6 +83,6 @@ def test_a_token_that_the_server_echoes_is_not_shown(hub: LoopbackHub, open_hub:
 def test_nothing_that_is_shown_shows_the_token(open_hub: OpenHub) -> None:
     repository = open_hub()
     file = repository.open("config.json")
-    assert repr(repository) == f"HubRepository('org/name@{COMMIT[:12]}')"
-    assert repr(file) == f"RemoteFile('config.json', 29 bytes, 'org/name@{COMMIT[:12]}')"
+    assert repr(repository) == f"HubRepository('org/name@{COMMIT}')"
+    assert repr(file) == f"RemoteFile('config.json', 29 bytes, 'org/name@{COMMIT}')"
     assert TOKEN not in repr((vars(repository), vars(file), vars(vars(repository)["_hub"])))

@@ -22,7 +22,7 @@ __all__ = ["HubRepository"]
 class HubRepository(FileSet):
     """A model repository at one commit: `sizes()` as listed, each file as a `RemoteFile`.
 
-    `repository` is `org/name`, `commit` the full hash, `location` the two together with the hash cut to 12 digits.
+    `repository` is `org/name`, `commit` the full hash, `location` the two together, which is how to get here again.
     Files whose names cannot be trusted as relative paths (`..`, a leading `/`, a backslash, control characters)
     are left out of `sizes()`.
 
@@ -36,7 +36,7 @@ class HubRepository(FileSet):
     def __init__(self, client: Client, repository: str, commit: str, sizes: Mapping[str, int]) -> None:
         self.repository = repository
         self.commit = commit
-        self.location = f"{repository}@{commit[:12]}"
+        self.location = f"{repository}@{commit}"
         self._hub = client
         self._sizes = MappingProxyType(dict(sorted(sizes.items())))
 
