@@ -299,4 +299,4 @@ def test_transformers_does_what_was_predicted(case: Case, tmp_path: Path, transf
         with open_checkpoint(place) as checkpoint:
             assert torch.equal(head.detach(), torch.from_numpy(checkpoint.rows("lm_head.weight").copy()))
         fate = "kept"
-    assert fate == FATES[case.name][LOADERS.index("transformers-5")]
+    assert fate == FATES[case.name][list(LOADERS).index("transformers-5")]

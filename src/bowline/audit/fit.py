@@ -25,7 +25,7 @@ def wrong_lengths(declaration: Declaration, tensors: Mapping[str, StoredTensor],
                 expected[tie.target] = expected[tie.source]
     wrong: dict[str, int | None] = {}
     for name, wanted in expected.items():
-        if name in tensors:
+        if name in tensors and name in declaration.vocabulary:
             shape, axis = tensors[name].shape, declaration.vocabulary[name]
             length = shape[axis] if axis < len(shape) else None
             if length != wanted:

@@ -70,6 +70,23 @@ class RowScan:
         return found
 
     @property
+    def has_nan(self) -> npt.NDArray[np.bool_]:
+        """Rows with a NaN."""
+        found: npt.NDArray[np.bool_] = self.largest_bits >= NAN_BITS[_scanned_dtype(self.tensor)]
+        return found
+
+    @property
+    def largest(self) -> npt.NDArray[np.float64]:
+        """The largest magnitude of each row."""
+        with np.errstate(invalid="ignore"):
+            values = decoded(self.largest_bits.reshape(-1, 1), _scanned_dtype(self.tensor))
+        return values.reshape(-1).astype(np.float64)
+
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """What is kept of each row."""
+        return self.largest_bits, self.fingerprint, self.square_norm
+
+    @property
     def norm(self) -> npt.NDArray[np.float32]:
         """Euclidean norms, estimated for a large table."""
         columns = prod(self.tensor.shape[1:])
@@ -84,6 +101,7 @@ class PairScan:
     """Where a table differs from the one that it is tied to."""
 
     tensor: StoredTensor
+    rows: RowScan
     differs: npt.NDArray[np.bool_]
     max_abs_difference: float = 0.0
     has_nan: bool = False
@@ -108,16 +126,11 @@ def can_scan(tensor: StoredTensor) -> bool:
 def scan_tables(checkpoint: Checkpoint, first: StoredTensor, others: Sequence[StoredTensor] = ()) -> Scan:
     """Read `first` once, and each of `others` (of the same shape) once beside it."""
     rows, columns = first.shape[0], prod(first.shape[1:])
-    norm_columns = None if rows * columns <= NORM_ELEMENTS or columns <= NORM_COLUMNS else NORM_COLUMNS
     scan = Scan(
-        rows=RowScan(
-            tensor=first,
-            largest_bits=np.zeros(rows, _word_type(first)),
-            fingerprint=np.zeros(rows, np.uint64),
-            square_norm=np.zeros(rows, np.float32),
-            norm_columns=norm_columns,
+        rows=_empty_scan(first),
+        pairs=tuple(
+            PairScan(tensor=other, rows=_empty_scan(other), differs=np.zeros(rows, np.bool_)) for other in others
         ),
-        pairs=tuple(PairScan(tensor=other, differs=np.zeros(rows, np.bool_)) for other in others),
     )
     step = max(1, BLOCK_BYTES * 8 // max(1, columns * BITS[first.dtype]))
 
@@ -133,6 +146,17 @@ def scan_tables(checkpoint: Checkpoint, first: StoredTensor, others: Sequence[St
 
     _in_ranges(rows, step, scan_range)
     return scan
+
+
+def _empty_scan(tensor: StoredTensor) -> RowScan:
+    rows, columns = tensor.shape[0], prod(tensor.shape[1:])
+    return RowScan(
+        tensor=tensor,
+        largest_bits=np.zeros(rows, _word_type(tensor)),
+        fingerprint=np.zeros(rows, np.uint64),
+        square_norm=np.zeros(rows, np.float32),
+        norm_columns=None if rows * columns <= NORM_ELEMENTS or columns <= NORM_COLUMNS else NORM_COLUMNS,
+    )
 
 
 class _Reader:
@@ -155,48 +179,93 @@ class _Reader:
         return block.reshape(stop - start, self.columns)
 
     def values(self, words: Words) -> Values:
-        """The numbers that the patterns stand for, exact, in float32 or wider."""
-        dtype = _scanned_dtype(self.tensor)
-        if dtype == "F32":
-            return words.view(np.float32)
-        if dtype == "F64":
-            return words.view(np.float64)
-        if dtype == "BF16":
-            return np.left_shift(words, 16, dtype=np.uint32).view(np.float32)
-        with np.errstate(invalid="ignore"):  # a signalling NaN
-            return decode(np.ascontiguousarray(words).view(np.uint8), dtype, words.shape).astype(np.float32, copy=False)
+        """The numbers that the patterns stand for."""
+        return decoded(words, _scanned_dtype(self.tensor))
+
+
+def decoded(words: Words, dtype: str) -> Values:
+    """The numbers that bit patterns stand for, exact, in float32 or wider."""
+    if dtype == "F32":
+        return words.view(np.float32)
+    if dtype == "F64":
+        return words.view(np.float64)
+    if dtype == "BF16":
+        return np.left_shift(words, 16, dtype=np.uint32).view(np.float32)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return decode(np.ascontiguousarray(words).view(np.uint8), dtype, words.shape).astype(np.float32, copy=False)
 
 
 def _describe_rows(scan: RowScan, reader: _Reader, words: Words, start: int, stop: int) -> None:
-    magnitude = words.dtype.type(np.iinfo(words.dtype).max >> 1)
-    scan.largest_bits[start:stop] = np.bitwise_and(words, magnitude).max(axis=1, initial=0)
+    scan.largest_bits[start:stop] = np.bitwise_and(words, _magnitude(words)).max(axis=1, initial=0)
     scan.fingerprint[start:stop] = _wide_words(words).sum(axis=1, dtype=np.uint64)
     values = reader.values(words if scan.norm_columns is None else words[:, : scan.norm_columns])
     with np.errstate(invalid="ignore", over="ignore"):
-        scan.square_norm[start:stop] = np.einsum("ij,ij->i", values, values)
+        scan.square_norm[start:stop] = np.vecdot(values, values)
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def _compare_rows(
     pair: PairScan, first: RowScan, reader: _Reader, words: Words, other: _Reader, start: int, stop: int
 ) -> None:
+    """Hold a block against its partner: on the bits as far as they tell, on the values where they do not."""
     beside = other.words(start, stop)
-    same_dtype = reader.tensor.dtype == other.tensor.dtype
-    if same_dtype and np.array_equal(_wide_words(words), _wide_words(beside)):
-        if (first.largest_bits[start:stop] >= NAN_BITS[_scanned_dtype(first.tensor)]).any():
+    block = slice(start, stop)
+    same_bits = _scanned_dtype(reader.tensor) == _scanned_dtype(other.tensor)
+    if same_bits and np.array_equal(_wide_words(words), _wide_words(beside)):
+        for mine, theirs in zip(pair.rows.columns(), first.columns(), strict=True):
+            mine[block] = theirs[block]
+        if first.has_nan[block].any():
             pair.has_nan = True
         return
-    left, right = reader.values(words), other.values(beside)
-    nan_left, nan_right = np.isnan(left), np.isnan(right)
-    pair.differs[start:stop] = ((left != right) & ~(nan_left & nan_right)).any(axis=1)
-    with np.errstate(invalid="ignore", over="ignore"):
-        distance = np.abs(np.subtract(left, right, dtype=np.float64))
-    largest = float(distance.max(initial=0.0, where=np.isfinite(distance)))
+    _describe_rows(pair.rows, other, beside, start, stop)
+    not_finite = first.not_finite[block] | pair.rows.not_finite[block]
+    if same_bits:
+        apart = np.bitwise_and(np.bitwise_xor(words, beside), _magnitude(words)).max(axis=1, initial=0) > 0
+        by_value = not_finite | ~apart  # signs of zeros, and numbers that are none
+    else:
+        apart, by_value = np.zeros(stop - start, np.bool_), np.ones(stop - start, np.bool_)
+    if by_value.any():
+        apart[by_value] = _differing(reader.values(words[by_value]), other.values(beside[by_value]))
+    pair.differs[block] = apart
+    nan = bool(first.has_nan[block].any() or pair.rows.has_nan[block].any())
+    one_dtype = reader.tensor.dtype == other.tensor.dtype
+    shorter = None if one_dtype else min(reader.tensor.dtype, other.tensor.dtype, key=lambda dtype: BITS[dtype])
+    alike = shorter is None or np.array_equal(
+        rounded(reader.values(words), shorter), rounded(other.values(beside), shorter)
+    )
+    # Two rows differ by no more than their largest magnitudes together: most need no second look.
+    bound = first.largest[block] + pair.rows.largest[block]
+    open_rows = apart & (not_finite | (bound > pair.max_abs_difference))
+    largest = _largest_distance(reader.values(words[open_rows]), other.values(beside[open_rows]))
     with pair.lock:
-        pair.has_nan = pair.has_nan or bool(nan_left.any() or nan_right.any())
+        pair.has_nan = pair.has_nan or nan
         pair.max_abs_difference = max(pair.max_abs_difference, largest)
-        if not same_dtype and pair.equal_in_shorter:
-            shorter = min(reader.tensor.dtype, other.tensor.dtype, key=lambda dtype: BITS[dtype])
-            pair.equal_in_shorter = bool(np.array_equal(rounded(left, shorter), rounded(right, shorter)))
+        pair.equal_in_shorter = pair.equal_in_shorter and alike
+
+
+def _differing(left: Values, right: Values) -> npt.NDArray[np.bool_]:
+    """Rows that differ in a value; two that are both no number do not."""
+    differing: npt.NDArray[np.bool_] = ((left != right) & ~(np.isnan(left) & np.isnan(right))).any(axis=1)
+    return differing
+
+
+def _largest_distance(left: Values, right: Values) -> float:
+    """The largest finite |left - right|, exact: float32 finds the candidates, float64 decides."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        near = np.abs(np.subtract(left, right))
+        largest = near.max(initial=0.0)
+        if not np.isfinite(largest):
+            distance = np.abs(np.subtract(left, right, dtype=np.float64))
+            return float(distance.max(initial=0.0, where=np.isfinite(distance)))
+        if near.dtype == np.float64 or not largest:
+            return float(largest)
+        candidates = near >= largest * np.float32(1 - 2.0**-20)
+        return float(np.abs(np.subtract(left[candidates], right[candidates], dtype=np.float64)).max())
+
+
+def _magnitude(words: Words) -> Any:
+    """The mask of everything but the sign."""
+    return words.dtype.type(np.iinfo(words.dtype).max >> 1)
 
 
 def rounded(values: Values, dtype: str) -> Values:

@@ -56,8 +56,9 @@ def read_tables(checkpoint: Checkpoint, declaration: Declaration) -> TablesRead:
         pairs.update((Tie(pair.tensor.name, source.name), pair) for pair in scan.pairs)
     ties = tuple(_settle(checkpoint, tie, pairs) for tie in by_headers)
     for tie in ties:  # a head that is its own table has rows of its own to look at
+        pair = pairs.get(tie.tie)
         if tie.target is not None and tie.target.name not in scans and _has_own_rows(tie) and can_scan(tie.target):
-            scans[tie.target.name] = scan_tables(checkpoint, tie.target).rows
+            scans[tie.target.name] = pair.rows if pair else scan_tables(checkpoint, tie.target).rows
     spread = next((found for key in INITIAL_STD if (found := _number(checkpoint, key))), None)
     tables = tuple(describe_table(checkpoint, scan) for scan in scans.values() if len(scan.tensor.shape) == 2)
     embedding = tensors.get(declaration.embedding or "")
