@@ -256,7 +256,7 @@ def as_loaded(model: Any) -> Any:
 
 
 def owned_by_target(cls: type[Any], content: Json, pairs: Iterable[Pair]) -> set[Pair]:
-    """The pairs of which a load keeps the target's own values and gives them to the source.
+    """The pairs of which a load keeps the target's own values, if it has any, and gives them to the source.
 
     That is 4.57's way with some output biases: `self.bias = self.decoder.bias`. In 5.x neither end is overwritten.
     """
@@ -271,7 +271,10 @@ def owned_by_target(cls: type[Any], content: Json, pairs: Iterable[Pair]) -> set
     return {
         (target, source)
         for target, source in pairs
-        if target in before and after[target] is before[target] and after.get(source) is before[target]
+        if {target, source} <= before.keys()
+        and before[target] is not before[source]  # one module under two names has nothing to decide
+        and after[target] is before[target]
+        and after[source] is before[target]
     }
 
 

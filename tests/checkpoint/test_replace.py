@@ -174,3 +174,14 @@ def test_the_backup_is_on_disk_before_the_file_changes_and_the_directory_after(
     backup = replace_file(config, NEW, why="")
     staged = f".config.json.{os.getpid()}.tmp"
     assert events == ["config.json", "manifest.json", backup.name, staged, "commit", "model"]
+
+
+def test_extended_attributes_are_kept(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_bytes(b"{}")
+    try:
+        os.setxattr(config, "user.origin", b"a hub")
+    except OSError:
+        pytest.skip("this file system has no extended attributes")
+    replace_file(config, b'{"a": 1}', why="test")
+    assert os.getxattr(config, "user.origin") == b"a hub"

@@ -13,21 +13,60 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
-
 from tools.sweep import LOADER, STATES, run_class, tied_classes
 
-CLASSES = """
-    AlbertForMaskedLM BartForConditionalGeneration BertForPreTraining BigBirdForMaskedLM BlenderbotForConditionalGeneration
-    BloomForCausalLM CamembertForMaskedLM CodeGenForCausalLM CohereForCausalLM ConvBertForMaskedLM CTRLLMHeadModel
-    DebertaV2ForMaskedLM DistilBertForMaskedLM ElectraForMaskedLM FalconForCausalLM FNetForMaskedLM GPT2LMHeadModel
-    GPTJForCausalLM GPTNeoForCausalLM GPTNeoXForCausalLM GemmaForCausalLM Gemma2ForCausalLM LlamaForCausalLM
-    LlavaForConditionalGeneration LongT5ForConditionalGeneration MBartForConditionalGeneration MT5ForConditionalGeneration
-    MambaForCausalLM MarianMTModel MistralForCausalLM MixtralForCausalLM MobileBertForMaskedLM MPNetForMaskedLM
-    MptForCausalLM OPTForCausalLM PegasusForConditionalGeneration PhiForCausalLM Qwen2ForCausalLM
-    Qwen2VLForConditionalGeneration RobertaForMaskedLM RwkvForCausalLM SqueezeBertForMaskedLM StableLmForCausalLM
-    Starcoder2ForCausalLM T5ForConditionalGeneration UMT5ForConditionalGeneration ViltForMaskedLM
-    WhisperForConditionalGeneration XLMWithLMHeadModel XLNetLMHeadModel
-""".split()
+CLASSES = [
+    "AlbertForMaskedLM",
+    "BartForConditionalGeneration",
+    "BertForPreTraining",
+    "BigBirdForMaskedLM",
+    "BlenderbotForConditionalGeneration",
+    "BloomForCausalLM",
+    "CamembertForMaskedLM",
+    "CodeGenForCausalLM",
+    "CohereForCausalLM",
+    "ConvBertForMaskedLM",
+    "CTRLLMHeadModel",
+    "DebertaV2ForMaskedLM",
+    "DistilBertForMaskedLM",
+    "ElectraForMaskedLM",
+    "FalconForCausalLM",
+    "FNetForMaskedLM",
+    "GPT2LMHeadModel",
+    "GPTJForCausalLM",
+    "GPTNeoForCausalLM",
+    "GPTNeoXForCausalLM",
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+    "LlamaForCausalLM",
+    "LlavaForConditionalGeneration",
+    "LongT5ForConditionalGeneration",
+    "MBartForConditionalGeneration",
+    "MT5ForConditionalGeneration",
+    "MambaForCausalLM",
+    "MarianMTModel",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "MobileBertForMaskedLM",
+    "MPNetForMaskedLM",
+    "MptForCausalLM",
+    "OPTForCausalLM",
+    "PegasusForConditionalGeneration",
+    "PhiForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen2VLForConditionalGeneration",
+    "RobertaForMaskedLM",
+    "RwkvForCausalLM",
+    "SqueezeBertForMaskedLM",
+    "StableLmForCausalLM",
+    "Starcoder2ForCausalLM",
+    "T5ForConditionalGeneration",
+    "UMT5ForConditionalGeneration",
+    "ViltForMaskedLM",
+    "WhisperForConditionalGeneration",
+    "XLMWithLMHeadModel",
+    "XLNetLMHeadModel",
+]
 
 
 @pytest.fixture(autouse=True, scope="module")

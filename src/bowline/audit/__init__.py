@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from bowline.audit.evidence import Evidence, gather
+from bowline.audit.progress import Progress
 from bowline.audit.report import AuditReport, findings_of, select_rules
 from bowline.audit.rules import Finding, Severity
 from bowline.checkpoint import open_checkpoint
@@ -21,12 +22,18 @@ __all__ = ["AuditReport", "Evidence", "Finding", "Severity", "audit"]
 
 
 def audit(
-    place: str | os.PathLike[str], *, values: bool = True, select: Sequence[str] = (), ignore: Sequence[str] = ()
+    place: str | os.PathLike[str],
+    *,
+    values: bool = True,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    progress: Progress | None = None,
 ) -> AuditReport:
     """Audit one checkpoint: a directory, a file, or a Hub repository `org/name[@revision]`.
 
     With `values=False` only headers, config and tokenizer are read: the cost does not follow the model's size, and
-    whether two stored ends of a tie are equal stays open. `select` and `ignore` take codes or beginnings of codes.
+    whether two stored ends of a tie are equal stays open. `select` and `ignore` take codes or beginnings of codes;
+    `progress` is told what is read.
 
     Raises:
         CheckpointError: it cannot be read at all. What is wrong with a checkpoint that can be read is a finding.
@@ -39,7 +46,7 @@ def audit(
     """
     rules = select_rules(select, ignore)
     with open_checkpoint(place) as checkpoint:
-        evidence = gather(checkpoint, values=values)
+        evidence = gather(checkpoint, values=values, progress=progress)
     return AuditReport(evidence=evidence, findings=findings_of(evidence, rules))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bowline.audit.fit import misfits
 from bowline.audit.outcomes import Outcome, Seen, predict
+from bowline.audit.progress import Progress
 from bowline.audit.tokens import Tokenizer, read_tokenizer
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.lint import Lint
@@ -65,14 +66,14 @@ class Evidence:
         return next(tie for tie in self.ties if tie.tie.target == target)
 
 
-def gather(checkpoint: Checkpoint, *, values: bool = True) -> Evidence:
+def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | None = None) -> Evidence:
     """Hear every witness. With `values=False` only headers, config and tokenizer are read."""
     tensors = checkpoint.tensors
     declaration = resolve(checkpoint.config, {name: tensor.shape for name, tensor in tensors.items()})
     if values:
         from bowline.audit.tables import read_tables
 
-        read = read_tables(checkpoint, declaration)
+        read = read_tables(checkpoint, declaration, progress or Progress())
         ties, tables, padding, geometry = read.ties, read.tables, read.padding, read.geometry
     else:
         ties = tuple(compare_headers(tensors, declared) for declared in declaration.ties)

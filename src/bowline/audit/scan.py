@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bowline.audit.progress import Progress
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.dtypes import BITS, decode
 from bowline.checkpoint.tensor import StoredTensor
@@ -123,8 +124,14 @@ def can_scan(tensor: StoredTensor) -> bool:
     return _scanned_dtype(tensor) in INFINITY_BITS and bool(tensor.shape)
 
 
-def scan_tables(checkpoint: Checkpoint, first: StoredTensor, others: Sequence[StoredTensor] = ()) -> Scan:
+def scan_tables(
+    checkpoint: Checkpoint,
+    first: StoredTensor,
+    others: Sequence[StoredTensor] = (),
+    progress: Progress | None = None,
+) -> Scan:
     """Read `first` once, and each of `others` (of the same shape) once beside it."""
+    per_row = sum(tensor.nbytes for tensor in (first, *others)) // max(1, first.shape[0])
     rows, columns = first.shape[0], prod(first.shape[1:])
     scan = Scan(
         rows=_empty_scan(first),
@@ -143,6 +150,8 @@ def scan_tables(checkpoint: Checkpoint, first: StoredTensor, others: Sequence[St
             _describe_rows(scan.rows, table, words, at, end)
             for pair, reader in zip(scan.pairs, beside, strict=True):
                 _compare_rows(pair, scan.rows, table, words, reader, at, end)
+            if progress is not None:
+                progress.advance((end - at) * per_row)
 
     _in_ranges(rows, step, scan_range)
     return scan

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from bowline.audit.difference import ROWS_NAMED, Cause, Difference, explain_difference
 from bowline.audit.evidence import TieEvidence, compare_headers
+from bowline.audit.progress import Progress
 from bowline.audit.scan import PairScan, RowScan, can_scan, scan_tables
 from bowline.audit.vocabulary import PaddingRow, TableRows, classify_padding, describe_table
 from bowline.checkpoint.checkpoint import Checkpoint
@@ -44,14 +45,16 @@ class TablesRead:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # whatever the numbers are, they are described, not trusted
-def read_tables(checkpoint: Checkpoint, declaration: Declaration) -> TablesRead:
+def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Progress) -> TablesRead:
     """Scan the embedding, the head, and every tensor tied to another."""
     tensors = checkpoint.tensors
     by_headers = [compare_headers(tensors, declared) for declared in declaration.ties]
     scans: dict[str, RowScan] = {}
     pairs: dict[Tie, PairScan] = {}  # a target can have another source in each version
-    for source, targets in _groups(by_headers, declaration, tensors).items():
-        scan = scan_tables(checkpoint, source, targets)
+    groups = _groups(by_headers, declaration, tensors)
+    progress.expect(sum(tensor.nbytes for source, targets in groups.items() for tensor in (source, *targets)))
+    for source, targets in groups.items():
+        scan = scan_tables(checkpoint, source, targets, progress)
         scans[source.name] = scan.rows
         pairs.update((Tie(pair.tensor.name, source.name), pair) for pair in scan.pairs)
     ties = tuple(_settle(checkpoint, tie, pairs) for tie in by_headers)

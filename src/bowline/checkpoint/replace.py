@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from contextlib import suppress
 from errno import ENOTDIR
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def replace_file(path: Path, content: bytes, *, why: str) -> Path:
 
     The old bytes are written and synchronised first, with a `manifest.json` that names the file, what it was and what
     it became. The new bytes go to a file beside `path`, are synchronised, and take its name: a reader sees the old
-    file or the new one, whenever the machine stops.
+    file or the new one, whenever the machine stops. Mode, owner and extended attributes are kept.
 
     Raises:
         ConfigError: `path` is a symbolic link or has several names (a cache's copy is not ours to change), or the
@@ -45,6 +46,7 @@ def replace_file(path: Path, content: bytes, *, why: str) -> Path:
         staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             _write(staged, content, status.st_mode & 0o7777)
+            _copy_attributes(path, status, staged)
             staged.replace(path)
         finally:
             staged.unlink(missing_ok=True)
@@ -54,6 +56,16 @@ def replace_file(path: Path, content: bytes, *, why: str) -> Path:
             f"{path}: cannot be replaced: {error.strerror or error}", help="check the directory's permissions and space"
         ) from error
     return backup
+
+
+def _copy_attributes(path: Path, status: os.stat_result, staged: Path) -> None:
+    """Owner and extended attributes, as far as this user may and this file system can."""
+    with suppress(OSError):
+        os.chown(staged, status.st_uid, status.st_gid)
+    if hasattr(os, "listxattr"):
+        with suppress(OSError):
+            for name in os.listxattr(path):
+                os.setxattr(staged, name, os.getxattr(path, name))
 
 
 def _keep(path: Path, before: bytes, after: bytes, why: str, mode: int) -> Path:

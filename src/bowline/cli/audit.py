@@ -9,6 +9,7 @@ import typer
 from bowline.audit.fix import fix_config
 from bowline.audit.render import FORMATS, Failure, Run
 from bowline.audit.report import AuditReport
+from bowline.cli.bar import shown_progress
 from bowline.cli.formats import OutputFormat
 from bowline.errors import BowlineError, ConfigError
 
@@ -54,7 +55,8 @@ def split_codes(options: list[str]) -> list[str]:
 def _audit_one(path: str, select: list[str], ignore: list[str], *, values: bool, fix: bool) -> AuditReport:
     from bowline.audit import audit as audit_checkpoint
 
-    report = audit_checkpoint(path, values=values, select=select, ignore=ignore)
+    with shown_progress(path) as progress:
+        report = audit_checkpoint(path, values=values, select=select, ignore=ignore, progress=progress)
     if fix:
         try:
             changed = fix_config(report)

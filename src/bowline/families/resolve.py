@@ -121,7 +121,8 @@ def _declared_ties(
             if tie.target == tie.source:
                 continue
             if gate.decide(config)[0]:
-                asked.append(Tie(tie.source, tie.target) if declared.keeps_target else tie)
+                kept = declared.keeps_target and tie.target in spell.shapes
+                asked.append(Tie(tie.source, tie.target) if kept else tie)
             backwards = listed.get(tie.source)
             knot = backwards if backwards is not None and backwards.source == tie.target else tie
             listed.setdefault(knot.target, knot)
@@ -203,12 +204,12 @@ class _Spelling:
     def __init__(self, architecture: Architecture, shapes: Shapes) -> None:
         self._prefix = architecture.prefix + "." if architecture.prefix else ""
         self._declared = [architecture.declared[loader] for loader in sorted(architecture.declared, reverse=True)]
-        self._shapes = shapes
+        self.shapes = shapes
         self._known: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:
         if name not in self._known:
-            self._known[name] = next((spelled for spelled in self._candidates(name) if spelled in self._shapes), name)
+            self._known[name] = next((spelled for spelled in self._candidates(name) if spelled in self.shapes), name)
         return self._known[name]
 
     def _candidates(self, name: str) -> Iterator[str]:

@@ -80,7 +80,7 @@ class Gate:
 class DeclaredGate:
     """A tie of a class and the gate before it; `flat` is the gate in a config that has no `text_config`.
 
-    `keeps_target` is true where a load keeps the target's values and gives them to the source.
+    `keeps_target` is true where a load that finds values for the target gives them to the source.
     """
 
     tie: Tie
