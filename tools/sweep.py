@@ -164,6 +164,11 @@ def run_class(name: str, workspace: Path) -> ClassResult:
     except Exception as error:  # whatever a model class raises is the reason why it is not run
         result.reason = f"cannot be built and saved: {_one_line(error)}"
         return result
+    try:
+        cls.from_pretrained(saved)
+    except Exception as error:  # a class that cannot load its own save says nothing of ties
+        result.reason = f"transformers cannot load what it saved: {_one_line(error)}"
+        return result
     declared = _declared(name)
     for state, change in STATES.items():
         directory = workspace / "state"
