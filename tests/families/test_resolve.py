@@ -198,12 +198,15 @@ def test_each_version_has_lengths_of_its_own() -> None:
     assert (lengths["transformers-4"]["head.bias"], lengths["transformers-5"]["head.bias"]) == (65, 64)
 
 
-def test_a_tie_that_keeps_its_target_is_made_the_other_way_round() -> None:
+def test_a_tie_that_keeps_its_target_is_made_the_other_way_round_where_the_target_is_stored() -> None:
     one = declared((*HEAD_ON_WTE, gate(FLAG)))
     one["ties"][0]["owner"] = "target"  # type: ignore[index]
-    declaration = resolve_toy("=", one, {FLAG: True})
-    assert declaration.ties[0].tie == Tie(*HEAD_ON_WTE)
-    assert declaration.made["transformers-5"] == (Tie(*reversed(HEAD_ON_WTE)),)
+    target, source = HEAD_ON_WTE
+    both = resolve_toy("=", one, {FLAG: True}, **{source: TABLE, target: TABLE})
+    assert both.ties[0].tie == Tie(target, source)
+    assert both.made["transformers-5"] == (Tie(source, target),)
+    alone = resolve_toy("=", one, {FLAG: True}, **{source: TABLE})
+    assert alone.made["transformers-5"] == (Tie(target, source),)
 
 
 # --- versions -------------------------------------------------------------------------------------------------------
