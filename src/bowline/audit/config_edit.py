@@ -23,28 +23,39 @@ def set_flags(text: str, flags: Mapping[str, bool]) -> str:
         >>> set_flags('{"a": 1e-5, "b": {"tie": false}}', {"b.tie": True})
         '{"a": 1e-5, "b": {"tie": true}}'
     """
+    wanted: dict[tuple[str, ...], dict[str, str]] = {}
+    nested: dict[tuple[str, ...], dict[str, None]] = {}
     for path, value in flags.items():
-        text = _set(text, path.split("."), "true" if value else "false")
-    return text
+        *outer, last = path.split(".")
+        wanted.setdefault(tuple(outer), {})[last] = "true" if value else "false"
+        for depth, key in enumerate(outer):
+            nested.setdefault(tuple(outer[:depth]), {})[key] = None
 
-
-def _set(text: str, keys: list[str], value: str) -> str:
-    start = _skip(text, 0)
-    for depth, key in enumerate(keys):
+    def edits(start: int, place: tuple[str, ...]) -> Iterator[tuple[int, int, str]]:
+        """What takes the place of which span, in the object at `start`: one pass, however many flags there are."""
         if start >= len(text) or text[start] != "{":
-            raise ConfigError(f"config.json: {'.'.join(keys[:depth]) or 'the file'} is not an object")
+            raise ConfigError(f"config.json: {'.'.join(place) or 'the file'} is not an object")
         spans = dict(_members(text, start))
-        last = depth == len(keys) - 1
-        if key in spans:
-            begin, end = spans[key]
-            if last:
-                return text[:begin] + value + text[end:]
-            start = begin
-        elif last:
-            return _insert(text, start, key, value, empty=not spans)
-        else:
-            raise ConfigError(f"config.json: there is no {'.'.join(keys[: depth + 1])}")
-    return text
+        values = wanted.get(place, {})
+        absent = [f"{json.dumps(key)}: {value}" for key, value in values.items() if key not in spans]
+        if absent:
+            yield _insertion(text, start, absent, empty=not spans)
+        for key, value in values.items():
+            if key in spans:
+                yield *spans[key], value
+        for key in nested.get(place, {}):
+            if key in values:
+                raise ConfigError(f"config.json: {'.'.join((*place, key))} is not an object")
+            if key not in spans:
+                raise ConfigError(f"config.json: there is no {'.'.join((*place, key))}")
+            yield from edits(spans[key][0], (*place, key))
+
+    parts: list[str] = []
+    at = 0
+    for begin, end, replacement in sorted(edits(_skip(text, 0), ())) if flags else ():
+        parts += text[at:begin], replacement
+        at = end
+    return "".join([*parts, text[at:]])
 
 
 def _members(text: str, start: int) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -60,13 +71,14 @@ def _members(text: str, start: int) -> Iterator[tuple[str, tuple[int, int]]]:
             at = _skip(text, at + 1)
 
 
-def _insert(text: str, start: int, key: str, value: str, *, empty: bool) -> str:
+def _insertion(text: str, start: int, members: list[str], *, empty: bool) -> tuple[int, int, str]:
+    """The new members first in the object at `start`, spaced as its own are."""
     after = start + 1
-    space = text[after : _skip(text, after)]
-    member = f"{json.dumps(key)}: {value}"
     if empty:
-        return text[:after] + member + text[after:]
-    return text[:after] + space + member + "," + (space or " ") + text[after + len(space) :]
+        return after, after, ", ".join(members)
+    space = text[after : _skip(text, after)]
+    between = "," + (space or " ")
+    return after, after + len(space), space + between.join(members) + between
 
 
 def _skip(text: str, at: int) -> int:

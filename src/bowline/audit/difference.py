@@ -94,12 +94,15 @@ def _samples(
     checkpoint: Checkpoint, target: StoredTensor, source: StoredTensor, where: npt.NDArray[np.int64]
 ) -> tuple[Rows, Rows]:
     chosen = where[np.linspace(0, len(where) - 1, min(SAMPLE_ROWS, len(where))).astype(np.int64)]
-    pairs = [
-        (checkpoint.rows(target.name, row, row + 1)[0], checkpoint.rows(source.name, row, row + 1)[0])
-        for row in map(int, chosen)
-    ]
-    left = np.stack([pair[0] for pair in pairs])[:, :SAMPLE_COLUMNS].astype(np.float64)
-    right = np.stack([pair[1] for pair in pairs])[:, :SAMPLE_COLUMNS].astype(np.float64)
+    left, right = (
+        np.stack(
+            [  # a copy of the columns that are looked at: a view would hold on to the whole row
+                checkpoint.rows(tensor.name, row, row + 1)[0, :SAMPLE_COLUMNS].astype(np.float64)
+                for row in map(int, chosen)
+            ]
+        )
+        for tensor in (target, source)
+    )
     finite = np.isfinite(left).all(axis=1) & np.isfinite(right).all(axis=1)
     return left[finite], right[finite]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bowline.audit.fit import misfits
-from bowline.audit.outcomes import Outcome, Seen, predict
+from bowline.audit.outcomes import Fate, Outcome, Seen, predict
 from bowline.audit.progress import Progress
+from bowline.audit.stored import in_other_form
 from bowline.audit.tokens import Tokenizer, read_tokenizer
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.lint import Lint
@@ -27,7 +28,10 @@ __all__ = ["Evidence", "TieEvidence", "gather"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieEvidence:
-    """One tie as it was found. `state` is `None` when it hangs on values that were not read."""
+    """One tie as it was found. `state` is `None` when it hangs on values that were not read.
+
+    `unseen` says that an end is stored quantised, or may be in a file that was not read: no reading would tell.
+    """
 
     declared: DeclaredTie
     state: TieState | None
@@ -36,6 +40,7 @@ class TieEvidence:
     equal_when_cast: bool = False
     target: StoredTensor | None = None
     source: StoredTensor | None = None
+    unseen: bool = False
 
     @property
     def tie(self) -> Tie:
@@ -59,7 +64,16 @@ class Evidence:
     tables: tuple[TableRows, ...]
     padding: PaddingRow | None
     geometry: GeometryReport | None
+    seen: Seen
+    complete: bool
+    """Whether every file of the checkpoint was read: what is missing from a part may be in another."""
     values_read: bool
+
+    def fates_under(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Outcome | None]]:
+        """The outcomes that these same bytes would have under another config."""
+        declaration = resolve(config, {name: tensor.shape for name, tensor in self.tensors.items()})
+        fitting = {loader: misfits(declaration, self.tensors, loader) for loader in declaration.made}
+        return predict(declaration, replace(self.seen, misfits=fitting))
 
     def tie(self, target: str) -> TieEvidence:
         """The tie with this target."""
@@ -76,7 +90,7 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
         read = read_tables(checkpoint, declaration, progress or Progress())
         ties, tables, padding, geometry = read.ties, read.tables, read.padding, read.geometry
     else:
-        ties = tuple(compare_headers(tensors, declared) for declared in declaration.ties)
+        ties = tuple(compare_headers(tensors, declared, complete=checkpoint.complete) for declared in declaration.ties)
         tables, padding, geometry = (), None, None
     seen = Seen(
         stored=frozenset(tensors),
@@ -93,20 +107,32 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
         metadata=checkpoint.metadata,
         lints=checkpoint.lints,
         ties=ties,
-        outcomes=predict(declaration, seen),
+        outcomes=_as_far_as_known(predict(declaration, seen), ties),
         tokenizer=read_tokenizer(checkpoint),
         tables=tables,
         padding=padding,
         geometry=geometry,
+        seen=seen,
+        complete=checkpoint.complete,
         values_read=values,
     )
 
 
-def compare_headers(tensors: Mapping[str, StoredTensor], declared: DeclaredTie) -> TieEvidence:
-    """The state of a tie as far as headers tell: which ends are stored, and whether they could be one matrix."""
+def compare_headers(
+    tensors: Mapping[str, StoredTensor], declared: DeclaredTie, *, complete: bool = True
+) -> TieEvidence:
+    """The state of a tie as far as headers tell: which ends are stored, and whether they could be one matrix.
+
+    An end that is stored quantised, or may be in a file that was not read, leaves the state open.
+    """
     target, source = tensors.get(declared.tie.target), tensors.get(declared.tie.source)
+    missing = [name for name in (declared.tie.target, declared.tie.source) if name not in tensors]
+    ends = (declared.tie.target, declared.tie.source)
+    unseen = bool(missing and not complete) or any(in_other_form(name, tensors) for name in ends)
     state: TieState | None
-    if target is None and source is None:
+    if unseen:
+        state = None
+    elif target is None and source is None:
         state = TieState.BOTH_MISSING
     elif source is None:
         state = TieState.SOURCE_MISSING
@@ -118,7 +144,21 @@ def compare_headers(tensors: Mapping[str, StoredTensor], declared: DeclaredTie) 
         state = TieState.INCOMPATIBLE
     else:
         state = None
-    return TieEvidence(declared=declared, state=state, target=target, source=source)
+    return TieEvidence(declared=declared, state=state, target=target, source=source, unseen=unseen)
+
+
+def _as_far_as_known(
+    outcomes: dict[str, dict[str, Outcome | None]], ties: tuple[TieEvidence, ...]
+) -> dict[str, dict[str, Outcome | None]]:
+    """Without the outcomes of ties whose ends were not seen as they are."""
+    unknown = {tie.tie.target for tie in ties if tie.unseen}
+    return {
+        loader: {
+            target: None if target in unknown and outcome and outcome.fate is not Fate.REFUSED else outcome
+            for target, outcome in targets.items()
+        }
+        for loader, targets in outcomes.items()
+    }
 
 
 def _equal(tie: TieEvidence) -> bool | None:

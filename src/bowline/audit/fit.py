@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bowline.audit.stored import in_other_form
 from bowline.checkpoint.tensor import StoredTensor
 from bowline.families.declaration import Declaration
 
@@ -25,7 +26,7 @@ def wrong_lengths(declaration: Declaration, tensors: Mapping[str, StoredTensor],
                 expected[tie.target] = expected[tie.source]
     wrong: dict[str, int | None] = {}
     for name, wanted in expected.items():
-        if name in tensors and name in declaration.vocabulary:
+        if name in tensors and name in declaration.vocabulary and not in_other_form(name, tensors):
             shape, axis = tensors[name].shape, declaration.vocabulary[name]
             length = shape[axis] if axis < len(shape) else None
             if length != wanted:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,20 @@ import numpy.typing as npt
 from bowline.audit.progress import Progress
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.dtypes import BITS, decode
+from bowline.checkpoint.strict_json import shown
 from bowline.checkpoint.tensor import StoredTensor
+from bowline.errors import FormatError
 
-__all__ = ["PairScan", "RowScan", "Scan", "can_scan", "scan_tables"]
+__all__ = ["PairScan", "RowScan", "Scan", "can_scan", "check_extent", "scan_tables"]
 
 BLOCK_BYTES = 512 << 10
 NORM_ELEMENTS = 96 << 20
 """A table of more elements than this has its row norms estimated from `NORM_COLUMNS` columns."""
 NORM_COLUMNS = 256
 MOST_THREADS = 8
+MOST_ROWS = 1 << 24
+MOST_COLUMNS = 1 << 22
+"""No vocabulary's table comes near: a file of zeros that takes no room on disk can claim anything."""
 
 INFINITY_BITS = {
     "F64": 0x7FF0000000000000,
@@ -120,8 +125,18 @@ class Scan:
 
 
 def can_scan(tensor: StoredTensor) -> bool:
-    """Whether the tensor is a table (or vector) of floating-point values."""
-    return _scanned_dtype(tensor) in INFINITY_BITS and bool(tensor.shape)
+    """Whether the tensor is a table (or vector) of floating-point values, and has any."""
+    return _scanned_dtype(tensor) in INFINITY_BITS and bool(tensor.shape) and tensor.nbytes > 0
+
+
+def check_extent(tensor: StoredTensor) -> None:
+    """Raise `FormatError` for a table whose rows, or one row of which, memory must not be taken for."""
+    if tensor.shape and (tensor.shape[0] > MOST_ROWS or prod(tensor.shape[1:]) > MOST_COLUMNS):
+        raise FormatError(
+            f"{tensor.file}: {shown(tensor.name)} has the shape {list(tensor.shape)}, expected a vocabulary's table "
+            f"of at most {MOST_ROWS} rows of {MOST_COLUMNS}",
+            help="audit it with --headers-only, or name the file that holds the model",
+        )
 
 
 def scan_tables(
@@ -130,7 +145,11 @@ def scan_tables(
     others: Sequence[StoredTensor] = (),
     progress: Progress | None = None,
 ) -> Scan:
-    """Read `first` once, and each of `others` (of the same shape) once beside it."""
+    """Read `first` once, and each of `others` (of the same shape) once beside it.
+
+    Raises `FormatError` for a table larger than any vocabulary's.
+    """
+    check_extent(first)
     per_row = sum(tensor.nbytes for tensor in (first, *others)) // max(1, first.shape[0])
     rows, columns = first.shape[0], prod(first.shape[1:])
     scan = Scan(
@@ -141,10 +160,14 @@ def scan_tables(
     )
     step = max(1, BLOCK_BYTES * 8 // max(1, columns * BITS[first.dtype]))
 
+    stopping = Event()
+
     def scan_range(start: int, stop: int) -> None:
         table = _Reader(checkpoint, first, step)
         beside = [_Reader(checkpoint, other, step) for other in others]
         for at in range(start, stop, step):
+            if stopping.is_set():
+                return
             end = min(at + step, stop)
             words = table.words(at, end)
             _describe_rows(scan.rows, table, words, at, end)
@@ -153,7 +176,7 @@ def scan_tables(
             if progress is not None:
                 progress.advance((end - at) * per_row)
 
-    _in_ranges(rows, step, scan_range)
+    _in_ranges(rows, step, scan_range, stopping)
     return scan
 
 
@@ -308,13 +331,20 @@ def _word_type(tensor: StoredTensor) -> np.dtype[Any]:
     return np.dtype(f"<u{BITS[_scanned_dtype(tensor)] // 8}")
 
 
-def _in_ranges(rows: int, step: int, work: Callable[[int, int], None]) -> None:
-    """Split `rows` among threads in whole blocks; numpy and the disk let go of the interpreter."""
+def _in_ranges(rows: int, step: int, work: Callable[[int, int], None], stopping: Event) -> None:
+    """Split `rows` among threads in whole blocks; numpy and the disk let go of the interpreter.
+
+    On an error or an interrupt `stopping` is set, which `work` heeds: the others do not read to their end for nothing.
+    """
     threads = max(1, min(MOST_THREADS, os.cpu_count() or 1, rows // (4 * step)))
     if threads == 1:
         work(0, rows)
         return
     share = -(-rows // threads // step) * step
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(work, at, min(at + share, rows)) for at in range(0, rows, share)]:
-            done.result()
+        try:
+            for done in [pool.submit(work, at, min(at + share, rows)) for at in range(0, rows, share)]:
+                done.result()
+        except BaseException:
+            stopping.set()
+            raise

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from bowline.audit.difference import ROWS_NAMED, Cause, Difference, explain_difference
 from bowline.audit.evidence import TieEvidence, compare_headers
 from bowline.audit.progress import Progress
-from bowline.audit.scan import PairScan, RowScan, can_scan, scan_tables
+from bowline.audit.scan import PairScan, RowScan, can_scan, check_extent, scan_tables
 from bowline.audit.vocabulary import PaddingRow, TableRows, classify_padding, describe_table
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.dtypes import BITS
@@ -48,7 +48,7 @@ class TablesRead:
 def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Progress) -> TablesRead:
     """Scan the embedding, the head, and every tensor tied to another."""
     tensors = checkpoint.tensors
-    by_headers = [compare_headers(tensors, declared) for declared in declaration.ties]
+    by_headers = [compare_headers(tensors, declared, complete=checkpoint.complete) for declared in declaration.ties]
     scans: dict[str, RowScan] = {}
     pairs: dict[Tie, PairScan] = {}  # a target can have another source in each version
     groups = _groups(by_headers, declaration, tensors)
@@ -97,6 +97,8 @@ def _groups(
 
 
 def _settle(checkpoint: Checkpoint, tie: TieEvidence, pairs: Mapping[Tie, PairScan]) -> TieEvidence:
+    if tie.unseen:
+        return tie
     pair = pairs.get(tie.tie)
     if pair is None or tie.source is None:
         if tie.state is None:  # codes, not values: only their bytes can be compared
@@ -112,6 +114,9 @@ def _settle_by_bytes(checkpoint: Checkpoint, tie: TieEvidence) -> TieEvidence:
     assert tie.target is not None and tie.source is not None
     if prod(tie.target.shape[1:]) * BITS[tie.target.dtype] % 8:  # rows that end within a byte stay unread
         return tie
+    if not tie.target.nbytes:
+        return replace(tie, state=TieState.EQUAL)
+    check_extent(tie.target)
     rows = tie.target.shape[0] if tie.target.shape else 1
     step = max(1, BYTES_AT_ONCE * rows // max(1, tie.target.nbytes))
     where: list[int] = []

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ COHERENT = 0.4
 MOST_CANDIDATES = 16384
 MOST_DUPLICATES = 65536
 STANDARD_ERRORS = 4.0
+MOST_SAMPLED = 1 << 22
+"""Elements of a table that are held at once: 2048 rows of 2048, fewer where rows are longer."""
 
 Ids = npt.NDArray[np.int64]
 
@@ -100,7 +103,7 @@ def _never_trained(checkpoint: Checkpoint, tensor: StoredTensor, norm: npt.NDArr
     that are short and point the seeds' way look never trained. A freshly drawn table has no such rows.
     """
     nothing = np.empty(0, np.int64)
-    seeds_wanted = min(MOST_SEEDS, max(FEWEST_SEEDS, int(SEED_SHARE * len(sound))))
+    seeds_wanted = _held(tensor, min(MOST_SEEDS, max(FEWEST_SEEDS, int(SEED_SHARE * len(sound)))))
     if len(tensor.shape) != 2 or len(sound) < 8 * seeds_wanted:
         return nothing
     order = sound[np.argsort(norm[sound], kind="stable")]
@@ -115,10 +118,11 @@ def _never_trained(checkpoint: Checkpoint, tensor: StoredTensor, norm: npt.NDArr
     longest = 1.5 * float(norm[order[seeds_wanted - 1]])
     candidates = order[: int(np.searchsorted(norm[order], longest, side="right"))][:MOST_CANDIDATES]
     threshold = 0.9 * float(np.median(towards))
+    step = _held(tensor, 1024)
     cosine = np.concatenate(
         [
-            _unit(_take(checkpoint, tensor, candidates[at : at + 1024])) @ direction
-            for at in range(0, len(candidates), 1024)
+            _unit(_take(checkpoint, tensor, candidates[at : at + step])) @ direction
+            for at in range(0, len(candidates), step)
         ]
     )
     return np.sort(candidates[cosine >= threshold])
@@ -150,7 +154,7 @@ def _is_mean(checkpoint: Checkpoint, scan: RowScan, pad: int, row: npt.NDArray[n
     sound = sound[sound != pad]
     if len(sound) < 2:
         return False
-    chosen = sound[np.linspace(0, len(sound) - 1, min(2048, len(sound))).astype(np.int64)]
+    chosen = sound[np.linspace(0, len(sound) - 1, min(_held(scan.tensor, 2048), len(sound))).astype(np.int64)]
     sample = _take(checkpoint, scan.tensor, chosen).astype(np.float64)
     mean, spread = sample.mean(axis=0), sample.std(axis=0)
     error = STANDARD_ERRORS * spread / np.sqrt(len(chosen)) + 2.0**-8 * np.abs(mean)
@@ -176,6 +180,11 @@ def _looks_drawn(row: npt.NDArray[np.float64], std: float) -> bool:
     near_scale = abs(row.std() / std - 1.0) <= STANDARD_ERRORS / np.sqrt(2.0 * count)
     near_zero = abs(row.mean()) <= STANDARD_ERRORS * std / np.sqrt(count)
     return count >= 16 and bool(near_scale and near_zero)
+
+
+def _held(tensor: StoredTensor, rows: int) -> int:
+    """So many rows, or as many as may be held at once."""
+    return max(2, min(rows, MOST_SAMPLED // max(1, prod(tensor.shape[1:]))))
 
 
 def _take(checkpoint: Checkpoint, tensor: StoredTensor, rows: Sequence[int] | Ids) -> npt.NDArray[np.float32]:

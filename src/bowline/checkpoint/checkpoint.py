@@ -105,6 +105,11 @@ class Checkpoint(Closing):
         """safetensors' `__metadata__`, of all files together."""
         return self._weights.metadata
 
+    @property
+    def complete(self) -> bool:
+        """Whether every file that the model consists of was read."""
+        return self._weights.complete
+
     @cached_property
     def lints(self) -> tuple[Lint, ...]:
         """What is wrong with the files, although they could be read."""

@@ -64,6 +64,10 @@ class LocalDirectory(FileSet):
         if not pure.parts or "\0" in name or "\\" in name:
             return "is not a file name"
         try:
+            os.fsencode(name)
+        except UnicodeEncodeError:
+            return "cannot be spelled as a file name in this locale"
+        try:
             real = (self.path / name).resolve()
         except (OSError, RuntimeError):
             return None  # a loop of links: opening it says so

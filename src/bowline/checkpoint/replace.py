@@ -42,20 +42,30 @@ def replace_file(path: Path, content: bytes, *, why: str) -> Path:
             help="copy the checkpoint out of the cache, and fix the copy",
         )
     try:
-        backup = _keep(path, before, content, why, status.st_mode & 0o7777)
-        staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        backup = _backup_directory(path)
         try:
-            _write(staged, content, status.st_mode & 0o7777)
-            _copy_attributes(path, status, staged)
-            staged.replace(path)
-        finally:
-            staged.unlink(missing_ok=True)
+            _keep(backup, path, before, content, why, status.st_mode & 0o7777)
+        except BaseException:
+            _forget(backup, path)
+            raise
+        _put_in_place(path, content, status)
         _synchronise(path.parent)
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be replaced: {error.strerror or error}", help="check the directory's permissions and space"
         ) from error
     return backup
+
+
+def _put_in_place(path: Path, content: bytes, status: os.stat_result) -> None:
+    staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = _create(staged, status.st_mode & 0o7777)
+    try:
+        _fill(descriptor, content, status.st_mode & 0o7777)
+        _copy_attributes(path, status, staged)
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
 
 
 def _copy_attributes(path: Path, status: os.stat_result, staged: Path) -> None:
@@ -68,7 +78,8 @@ def _copy_attributes(path: Path, status: os.stat_result, staged: Path) -> None:
                 os.setxattr(staged, name, os.getxattr(path, name))
 
 
-def _keep(path: Path, before: bytes, after: bytes, why: str, mode: int) -> Path:
+def _backup_directory(path: Path) -> Path:
+    """A new one, under `UNDO_DIRECTORY`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     root = path.parent / UNDO_DIRECTORY
     for directory in (root.parent, root):  # one by one: a link that came with the checkpoint must not lead us away
@@ -80,10 +91,13 @@ def _keep(path: Path, before: bytes, after: bytes, why: str, mode: int) -> Path:
     while True:
         try:
             backup.mkdir()
-            break
+            return backup
         except FileExistsError:
             attempt += 1
             backup = root / f"{stamp}-{attempt}"
+
+
+def _keep(backup: Path, path: Path, before: bytes, after: bytes, why: str, mode: int) -> None:
     _write(backup / path.name, before, mode)
     manifest = {
         "version": 1,
@@ -92,11 +106,26 @@ def _keep(path: Path, before: bytes, after: bytes, why: str, mode: int) -> Path:
     }
     _write(backup / "manifest.json", json.dumps(manifest, indent=2).encode() + b"\n", 0o644)
     _synchronise(backup)
-    return backup
+
+
+def _forget(backup: Path, path: Path) -> None:
+    """Remove half a backup, which nobody can undo from, and the directories around it that are empty."""
+    with suppress(OSError):
+        for name in (path.name, "manifest.json"):
+            (backup / name).unlink(missing_ok=True)
+        for directory in (backup, *list(backup.parents)[:2]):
+            directory.rmdir()
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    _fill(_create(path, mode), content, mode)
+
+
+def _create(path: Path, mode: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+
+
+def _fill(descriptor: int, content: bytes, mode: int) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()

@@ -23,7 +23,19 @@ __all__ = ["Weights", "is_weight_file", "read_weights"]
 
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 INDEX_SUFFIX = ".index.json"
+MOST_SHARDS = 10_000
+"""An index names no more files than this; the largest published models have a few hundred."""
 SHARD_NAME = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)")
+UNSEEN = frozenset(
+    {
+        LintKind.SHARD_MISSING,
+        LintKind.SHARD_MALFORMED,
+        LintKind.PATH_LEAVES_DIRECTORY,
+        LintKind.INDEX_DISAGREES,
+        LintKind.INDEX_MISSING,
+    }
+)
+"""What leaves tensors unseen that may well be part of the model."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -36,6 +48,13 @@ class Weights:
     files: tuple[str, ...]
     metadata: Mapping[str, str]
     lints: tuple[Lint, ...]
+    part: bool = False
+    """One shard of several, asked for by name."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every tensor of the model was seen."""
+        return not self.part and not any(lint.kind in UNSEEN for lint in self.lints)
 
 
 @dataclass(slots=True)
@@ -80,7 +99,8 @@ def read_weights(files: FileSet, only: str | None = None) -> Weights:
 def _alone(files: FileSet, name: str) -> Weights:
     """A file that was asked for by name: what lies beside it is another question."""
     read = _read_file(files, name)
-    return Weights(tensors=read.tensors, files=(name,), metadata=read.metadata, lints=tuple(read.lints))
+    part = SHARD_NAME.fullmatch(name) is not None
+    return Weights(tensors=read.tensors, files=(name,), metadata=read.metadata, lints=tuple(read.lints), part=part)
 
 
 def _single(files: FileSet, name: str, also: str | None = None) -> Weights:
@@ -156,6 +176,12 @@ def _weight_map(files: FileSet, index: str) -> tuple[dict[str, str], int | None]
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise FormatError(
             f"{index}: expected an object with 'weight_map', tensor names to file names",
+            help="fetch the index again, or remove it when model.safetensors holds the model",
+        )
+    shards = len(set(weight_map.values()))
+    if shards > MOST_SHARDS:
+        raise FormatError(
+            f"{index}: 'weight_map' names {shards} files, expected at most {MOST_SHARDS}",
             help="fetch the index again, or remove it when model.safetensors holds the model",
         )
     metadata = content.get("metadata") if isinstance(content, dict) else None

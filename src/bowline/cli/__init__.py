@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
+from io import TextIOWrapper
 
 import typer
 
@@ -39,11 +42,22 @@ def version(
 
 def main() -> None:
     """The entry point: an error of ours is one line on stderr and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot spell is written out
+    stdout = sys.stdout
     try:
         app()
+    except SystemExit:
+        if sys.stdout is not stdout:  # typer has put a quiet one in its place: the reader of a pipe has seen enough
+            sys.exit(141)
+        raise
     except BowlineError as error:
         typer.echo(printable(f"error: {error}"), err=True)
         sys.exit(2)
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        sys.stderr.close()
-        sys.exit(141)
+    except OSError as error:  # files of a checkpoint raise errors of ours; this is what we write to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter tries once more when it ends
+        with suppress(OSError):
+            line = f"error: the output cannot be written: {error.strerror or error} (help: check where it goes to)"
+            typer.echo(printable(line), err=True)
+        sys.exit(2)

@@ -8,6 +8,7 @@ import typer
 
 from bowline.audit.fix import fix_config
 from bowline.audit.render import FORMATS, Failure, Run
+from bowline.audit.render.printable import printable
 from bowline.audit.report import AuditReport
 from bowline.cli.bar import shown_progress
 from bowline.cli.formats import OutputFormat
@@ -61,10 +62,10 @@ def _audit_one(path: str, select: list[str], ignore: list[str], *, values: bool,
         try:
             changed = fix_config(report)
         except ConfigError as error:  # a refused edit: its findings stand, and are told
-            typer.echo(f"error: {error}", err=True)
+            typer.echo(printable(f"error: {error}"), err=True)
             return report
         if changed:
             for line in changed:
-                typer.echo(f"{path}: {line}", err=True)
+                typer.echo(printable(f"{path}: {line}"), err=True)
             report = audit_checkpoint(path, values=values, select=select, ignore=ignore)
     return report

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bowline.audit.progress import Progress
+from bowline.audit.render.printable import printable
 
 __all__ = ["shown_progress"]
 
@@ -17,7 +18,7 @@ WORTH_A_BAR = 256 << 20
 @contextmanager
 def shown_progress(title: str) -> Iterator[Progress]:
     """A bar on stderr once there is much to read, if somebody is looking."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # None: closed by whoever started us
         yield Progress()
         return
     bar = _Bar(title)
@@ -35,7 +36,7 @@ class _Bar(Progress):
 
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         self._bars = Bars(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._bars.add_task(title, total=None)
+        self._task = self._bars.add_task(printable(title), total=None)
 
     def expect(self, count: int) -> None:
         self._bars.update(self._task, total=count)

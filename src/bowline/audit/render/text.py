@@ -103,7 +103,7 @@ def _place(evidence: Evidence, finding: Finding) -> str:
     where = evidence.location
     if finding.file is None or PurePath(where).name == finding.file:
         return where
-    return str(Path(where).with_name(finding.file) if Path(where).is_file() else PurePath(where) / finding.file)
+    return str((Path(where).parent if Path(where).is_file() else PurePath(where)) / finding.file)
 
 
 def _failures(run: Run) -> Iterator[str]:

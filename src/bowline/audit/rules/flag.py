@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bowline.audit.evidence import Evidence, TieEvidence
 from bowline.audit.outcomes import Fate
-from bowline.audit.rules.rule import Observation, Severity, rule
+from bowline.audit.rules.rule import Observation, Severity, listed, rule
 from bowline.tie import TieState
 
 CONFIG = "config.json"
@@ -65,11 +65,7 @@ def untied_but_missing(evidence: Evidence) -> Iterator[Observation]:
     Threads: huggingface/transformers#43429, vllm-project/vllm#33359
     """
     for tie in evidence.ties:
-        if (
-            tie.state is TieState.TARGET_MISSING
-            and tie.declared.flag.value is False
-            and _stored_as_is(evidence, tie.tie.target)
-        ):
+        if tie.state is TieState.TARGET_MISSING and tie.declared.flag.value is False:
             fates = _loaders_with(evidence, tie, Fate.RANDOM)
             if fates:
                 yield Observation(
@@ -140,7 +136,7 @@ def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
         return
     main = next((tie for tie in evidence.ties if tie.tie.target == _main(evidence)), evidence.ties[0])
     loaders_differ = len(set(main.declared.asked.values())) > 1 and not main.declared.unconditional
-    stated = ", ".join(f"{path}: {str(value).lower()}" for path, value in levels.items())
+    stated = listed([f"{path}: {str(value).lower()}" for path, value in levels.items()])
     yield Observation(
         message=f"levels of the config disagree ({stated}); which one counts depends on the loader",
         help="`bowline audit --fix` writes the value that the bytes make true at every level",
@@ -192,7 +188,7 @@ def both_missing(evidence: Evidence) -> Iterator[Observation]:
     Threads: huggingface/transformers#43429
     """
     for tie in evidence.ties:
-        if tie.state is TieState.BOTH_MISSING and _stored_as_is(evidence, tie.tie.target):
+        if tie.state is TieState.BOTH_MISSING and _loaders_with(evidence, tie, Fate.RANDOM):
             stands_alone = _is_bias(tie) or any(
                 other.state is not TieState.BOTH_MISSING and other.tie.source == tie.tie.source
                 for other in evidence.ties
@@ -221,8 +217,7 @@ def only_target_stored(evidence: Evidence) -> Iterator[Observation]:
     Threads: huggingface/safetensors#98
     """
     for tie in evidence.ties:
-        stored_otherwise = _is_recorded_alias(evidence, tie) or not _stored_as_is(evidence, tie.tie.source)
-        if tie.state is TieState.SOURCE_MISSING and not stored_otherwise and not _is_bias(tie):
+        if tie.state is TieState.SOURCE_MISSING and not _is_recorded_alias(evidence, tie) and not _is_bias(tie):
             yield Observation(
                 message=f"{tie.tie.target} is stored but {tie.tie.source}, which owns the matrix, is not",
                 help=f"store the matrix as {tie.tie.source}",
@@ -343,15 +338,6 @@ def _is_bias(tie: TieEvidence) -> bool:
     return tie.tie.target.endswith("bias")
 
 
-def _stored_as_is(evidence: Evidence, *ends: str) -> bool:
-    """Stored under these names if at all, not in a quantised form under names such as `lm_head.qweight`."""
-    for end in ends:
-        stem = end.removesuffix("weight")
-        if any(name.startswith(stem) and name not in (end, f"{stem}bias") for name in evidence.tensors):
-            return False
-    return True
-
-
 def _flag_of_bytes(evidence: Evidence, tie: TieEvidence) -> bool | None:
     """The flag that the bytes make true; `None` where they are not read, not there, or in a quantised form."""
     if tie.state in (TieState.DIVERGED, TieState.INCOMPATIBLE):
@@ -360,7 +346,7 @@ def _flag_of_bytes(evidence: Evidence, tie: TieEvidence) -> bool | None:
         return tie.declared.flag.value is not False
     if tie.state is None or tie.state is TieState.BOTH_MISSING:
         return None
-    return True if _stored_as_is(evidence, tie.tie.target, tie.tie.source) else None
+    return True
 
 
 def _is_recorded_alias(evidence: Evidence, tie: TieEvidence) -> bool:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from bowline.audit.evidence import Evidence
 from bowline.audit.fit import wrong_lengths
-from bowline.audit.rules.rule import Observation, Severity, rule
+from bowline.audit.rules.rule import Observation, Severity, listed, rule
 from bowline.tie import TieState
 
 TENSOR_CORE_ROWS = 8
@@ -96,7 +96,7 @@ def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
 
     wrong = {path: number for path, number in special_ids(evidence.config).items() if not 0 <= number < rows}
     if wrong:
-        stated = ", ".join(f"{path}: {number}" for path, number in wrong.items())
+        stated = listed([f"{path}: {number}" for path, number in wrong.items()])
         yield Observation(
             message=f"{stated}, but ids run from 0 to {rows - 1}",
             help="give the tokenizer's id, or null where there is none",

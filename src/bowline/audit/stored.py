@@ -1,0 +1,32 @@
+"""Tensors that are stored, but not under their own name: quantised heads and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+__all__ = ["in_other_form"]
+
+OTHER_FORMS = (
+    "qweight",
+    "qzeros",
+    "scales",
+    "weight_packed",
+    "weight_quantized",
+    "weight_scale",
+    "weight_format",
+    "weight.absmax",
+    "weight.quant_map",
+    "biases",
+)
+"""What GPTQ, AWQ, compressed-tensors, bitsandbytes and MLX write in place of, or beside, a weight."""
+
+
+def in_other_form(name: str, stored: Collection[str]) -> bool:
+    """Whether the weight `name` is stored quantised: its own values are then not to be had by looking.
+
+    Example:
+        >>> in_other_form("lm_head.weight", {"lm_head.qweight", "lm_head.scales"})
+        True
+    """
+    stem = name.removesuffix("weight")
+    return name.endswith("weight") and any(stem + form in stored for form in OTHER_FORMS)
