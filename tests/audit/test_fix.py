@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,26 @@ import pytest
 from bowline.audit import audit
 from bowline.audit.fix import fix_config, flag_edits
 from bowline.errors import ConfigError
-from tests.checkpoints import GPT2, HEAD, OWN, ROWS, T5, UNKNOWN, WTE, codes, shards, snapshot, table, tied_gpt2, write
+from tests.checkpoints import (
+    BART,
+    GPT2,
+    HEAD,
+    LLAMA,
+    OWN,
+    ROWS,
+    T5,
+    UNKNOWN,
+    WTE,
+    codes,
+    shards,
+    snapshot,
+    table,
+    tied_gpt2,
+    write,
+)
 
 LLAVA_EMBED, LLAVA_HEAD = "language_model.model.embed_tokens.weight", "language_model.lm_head.weight"
+EMBED = "model.embed_tokens.weight"
 DIVERGED = {WTE: table(), HEAD: OWN}
 
 
@@ -238,3 +256,57 @@ def test_a_checkpoint_on_the_hub_is_not_fixed(tmp_path: Path) -> None:
     remote = replace(report, evidence=replace(report.evidence, location="org/name@main"))
     with pytest.raises(ConfigError, match="cannot be changed where it is"):
         fix_config(remote)
+
+
+# --- what is refused since it would do harm --------------------------------------------------------------------------
+
+
+def untied_in_two_shards(directory: Path) -> Path:
+    first, second = (f"model-0000{at}-of-00002.safetensors" for at in (1, 2))
+    return shards(directory, {first: {EMBED: table()}, second: {HEAD: OWN}}, config=LLAMA)
+
+
+def test_one_shard_does_not_speak_for_the_others(tmp_path: Path) -> None:
+    shard = untied_in_two_shards(tmp_path) / "model-00001-of-00002.safetensors"
+    report = audit(shard)
+    assert report.evidence.ties[0].state is None
+    assert [finding.code for finding in report.findings if finding.fixable] == []
+    assert fix_config(report) == []
+    assert config(tmp_path) == LLAMA
+
+
+def test_a_missing_shard_may_hold_the_head(tmp_path: Path) -> None:
+    (untied_in_two_shards(tmp_path) / "model-00002-of-00002.safetensors").unlink()
+    assert codes(tmp_path) == ["BW307"]
+    assert fix(tmp_path) == []
+
+
+def test_untying_one_tie_must_not_make_another_random(tmp_path: Path) -> None:
+    encoder = "model.encoder.embed_tokens.weight"
+    write(tmp_path, {"model.shared.weight": table(), encoder: OWN}, BART)
+    with pytest.raises(ConfigError, match=r"would be random .* no config is right"):
+        fix(tmp_path)
+    assert config(tmp_path) == BART
+
+
+def test_only_the_flag_is_written_whatever_else_decides_a_tie(tmp_path: Path) -> None:
+    marian = {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "vocab_size": ROWS,
+        "share_encoder_decoder_embeddings": True,
+        "tie_word_embeddings": True,
+    }
+    write(tmp_path, {"model.shared.weight": table(), "lm_head.weight": OWN}, marian)
+    with suppress(ConfigError):
+        fix(tmp_path)
+    assert config(tmp_path)["share_encoder_decoder_embeddings"] is True
+
+
+@pytest.mark.parametrize("form", ["qweight", "weight_packed", "weight_scale"])
+def test_a_quantised_head_is_not_judged(tmp_path: Path, form: str) -> None:
+    write(tmp_path, {EMBED: table(), f"lm_head.{form}": table()}, LLAMA)
+    report = audit(tmp_path)
+    assert report.evidence.ties[0].state is None
+    assert report.evidence.outcomes["transformers-5"][HEAD] is None
+    assert codes(tmp_path) == []

@@ -169,8 +169,8 @@ def test_llava_asks_its_text_config_in_4_and_both_levels_in_5(
 
 
 def test_an_unknown_class_takes_the_base_configs_default(tmp_path: Path) -> None:
-    assert fates(tmp_path, {EMBED: table()}, UNKNOWN) == [TIED, RANDOM, REFUSED, REFUSED]
-    assert fates(tmp_path, {EMBED: table(), HEAD: OWN}, UNKNOWN) == [DROPPED, KEPT, REFUSED, REFUSED]
+    assert fates(tmp_path, {EMBED: table()}, UNKNOWN) == [TIED, RANDOM, None, REFUSED]
+    assert fates(tmp_path, {EMBED: table(), HEAD: OWN}, UNKNOWN) == [DROPPED, KEPT, None, REFUSED]
     assert fates(tmp_path, {EMBED: table()}, {**UNKNOWN, "tie_word_embeddings": True})[:2] == [TIED, TIED]
 
 

@@ -378,7 +378,7 @@ def test_nothing_found_is_said_for_all_checkpoints_together(tmp_path: Path) -> N
 def test_without_values_the_text_says_that_they_were_not_read(tmp_path: Path) -> None:
     text = render("full", report(tmp_path, "diverged", values=False))
     assert "not compared" in text
-    assert "unknown  values were not read" in text
+    assert "unknown  hangs on what was not read" in text
 
 
 # --- any tables -----------------------------------------------------------------------------------------------------

@@ -263,3 +263,16 @@ def test_lints_come_with_what_was_wrong_with_the_config(tmp_path: Path) -> None:
         assert checkpoint.config is None
     with open_checkpoint(write(tmp_path, {WTE: table()}, GPT2)) as checkpoint:
         assert checkpoint.lints == ()
+
+
+def test_an_adapter_is_not_taken_for_a_model(tmp_path: Path) -> None:
+    write(tmp_path, {"base_model.model.lm_head.lora_A.weight": table()}, name="adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(NoCheckpointError, match="PEFT adapter"):
+        open_checkpoint(tmp_path)
+
+
+def test_gguf_is_said_not_to_be_read(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(NoCheckpointError, match="GGUF is not read"):
+        open_checkpoint(tmp_path)

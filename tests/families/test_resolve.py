@@ -131,7 +131,7 @@ def test_an_absent_flag_is_the_default() -> None:
     assert (declaration.flag.value, declaration.flag.path, str(declaration.flag)) == (
         True,
         None,
-        "absent (default true)",
+        "tie_word_embeddings is absent (default true)",
     )
 
 
@@ -139,7 +139,7 @@ def test_an_absent_flag_whose_defaults_differ_is_open() -> None:
     declaration = resolve_toy(
         declared((*HEAD_ON_WTE, gate(FLAG, default=False))), declared((*HEAD_ON_WTE, gate(FLAG, default=True)))
     )
-    assert (declaration.flag.value, str(declaration.flag)) == (None, "absent")
+    assert (declaration.flag.value, str(declaration.flag)) == (None, "tie_word_embeddings is absent")
     assert declaration.ties[0].asked == {"transformers-4": False, "transformers-5": True}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bowline.audit.config_edit import set_flags
 from bowline.audit.evidence import Evidence
+from bowline.audit.outcomes import Fate
 from bowline.audit.report import AuditReport
 from bowline.checkpoint.replace import replace_file
 from bowline.checkpoint.strict_json import loads
@@ -15,6 +16,9 @@ from bowline.families.resolve import FLAG
 __all__ = ["fix_config", "flag_edits"]
 
 CONFIG = "config.json"
+FLAGS = (FLAG, "tie_embedding")
+"""The flag, and what one family calls it; other keys that decide ties decide more than that."""
+HARM = frozenset({Fate.RANDOM, Fate.DROPPED})
 
 
 def flag_edits(report: AuditReport) -> dict[str, bool]:
@@ -32,9 +36,9 @@ def flag_edits(report: AuditReport) -> dict[str, bool]:
             help="mend the tensors first",
         )
     value = wanted.pop()
-    return {
-        path: value for path in _levels(report.evidence) if report.evidence.declaration.levels.get(path) is not value
-    }
+    targets = {finding.tensors[0] for finding in report.findings if finding.fixable and finding.tensors}
+    evidence = report.evidence
+    return {path: value for path in _levels(evidence, targets) if evidence.declaration.levels.get(path) is not value}
 
 
 def fix_config(report: AuditReport) -> list[str]:
@@ -43,11 +47,17 @@ def fix_config(report: AuditReport) -> list[str]:
     The file is replaced atomically and its old bytes are kept under `.bowline/undo`.
 
     Raises:
-        ConfigError: the config is on the Hub, is reached through a link, or has several names on disk.
+        ConfigError: only a part of the checkpoint was read, or the flag would mend one tie and break another, or the
+            config is on the Hub, is reached through a link, or has several names on disk.
     """
     edits = flag_edits(report)
     if not edits:
         return []
+    if not report.evidence.complete:
+        raise ConfigError(
+            f"{report.evidence.location}: only a part of the checkpoint could be read, expected all of it",
+            help="give the directory, with every shard in it",
+        )
     directory = Path(report.evidence.location)
     if directory.is_file():
         directory = directory.parent
@@ -57,7 +67,9 @@ def fix_config(report: AuditReport) -> list[str]:
         )
     config = directory / CONFIG
     before = _unchanged(config, report.evidence)
-    backup = replace_file(config, set_flags(before.decode("utf-8"), edits).encode("utf-8"), why="audit --fix")
+    after = set_flags(before.decode("utf-8"), edits).encode("utf-8")
+    _refuse_harm(report.evidence, loads(after, CONFIG, allow_nonfinite=True))
+    backup = replace_file(config, after, why="audit --fix")
     old = report.evidence.declaration.levels
     changes = [f"{path}: {_word(old.get(path))} -> {_word(value)}" for path, value in edits.items()]
     return [*changes, f"the old config.json is kept in {backup}"]
@@ -76,13 +88,28 @@ def _unchanged(config: Path, evidence: Evidence) -> bytes:
     raise ConfigError(f"{config}: is not what it was when it was audited", help="audit it again")
 
 
-def _levels(evidence: Evidence) -> list[str]:
-    """The levels that say something of this model's ties, outermost first."""
-    asked = [path for tie in evidence.ties for path in tie.declared.paths]
+def _refuse_harm(evidence: Evidence, config: object) -> None:
+    """One flag governs several ties: what mends one must not make another random, or drop what is stored."""
+    assert isinstance(config, dict)
+    for loader, fates in evidence.fates_under(config).items():
+        for target, outcome in fates.items():
+            before = evidence.outcomes[loader].get(target)
+            if outcome and before and outcome.fate in HARM and before.fate not in HARM:
+                raise ConfigError(
+                    f"{evidence.location}: with the flag that mends one tie, {target} would be {outcome.fate.value} in "
+                    f"{loader} ({outcome.reason}); now it is {before.fate.value}",
+                    help="no config is right for these tensors: store or remove the ends that disagree",
+                )
+
+
+def _levels(evidence: Evidence, targets: set[str]) -> list[str]:
+    """The flags that say something of these ties, outermost first."""
+    asked = [path for tie in evidence.ties if tie.tie.target in targets for path in tie.declared.paths]
+    flags = [path for path in asked if path.rpartition(".")[2] in FLAGS]
     stated = [
-        path for path in evidence.declaration.levels if path == FLAG or path in asked or _has_vocabulary(evidence, path)
+        path for path in evidence.declaration.levels if path == FLAG or path in flags or _has_vocabulary(evidence, path)
     ]
-    present = [path for path in asked if _level_exists(evidence, path)]
+    present = [path for path in flags if _level_exists(evidence, path)]
     return sorted(dict.fromkeys([*stated, *present]), key=lambda path: path.count("."))
 
 

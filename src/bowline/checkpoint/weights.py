@@ -86,6 +86,11 @@ def read_weights(files: FileSet, only: str | None = None) -> Weights:
             return _single(files, single, also=index if index in names else None)
         if index in names:
             return _sharded(files, index)
+    if "adapter_config.json" in names:
+        raise NoCheckpointError(
+            f"{files.location}: a PEFT adapter, expected a whole model",
+            help="audit the base model, or merge the adapter and audit the result",
+        )
     candidates = [name for name in names if name.endswith(".safetensors") and "/" not in name]
     candidates = candidates or [name for name in names if re.fullmatch(r"pytorch_model.*\.bin", name)]
     shards = [name for name in candidates if SHARD_NAME.fullmatch(name)]
@@ -331,7 +336,11 @@ def _no_model(files: FileSet, candidates: list[str]) -> NoCheckpointError:
     seen = _some(sorted(files.sizes())) or "no files"
     return NoCheckpointError(
         f"{files.location}: no model here; expected model.safetensors, pytorch_model.bin or an index, found {seen}",
-        help="give the directory that holds config.json and the weights",
+        help=(
+            "GGUF is not read: audit the checkpoint that it was converted from"
+            if any(name.endswith(".gguf") for name in files.sizes())
+            else "give the directory that holds config.json and the weights"
+        ),
     )
 
 

@@ -23,6 +23,7 @@ app = typer.Typer(
     help="Weight tying in language models: what the class declares, the config says, the bytes hold, and loaders do.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.command()(audit)

@@ -23,7 +23,8 @@ class Flag:
 
     def __str__(self) -> str:
         if self.path is None:
-            return "absent" if self.value is None else f"absent (default {str(self.value).lower()})"
+            default = "" if self.value is None else f" (default {str(self.value).lower()})"
+            return f"tie_word_embeddings is absent{default}"
         return f"{self.path}: {str(self.value).lower()}"
 
 

@@ -35,10 +35,10 @@ def resolve(config: Mapping[str, Any] | None, shapes: Shapes, table: Table | Non
     if architecture is not None:
         return _known(architecture, config, shapes, table, stated_class, inferred=False)
     model_type = config.get("model_type")
-    if isinstance(model_type, str) and stated_class is None:
+    if isinstance(model_type, str) and "auto_map" not in config:  # an older spelling, or no class: the family is known
         architecture = _best_of_family(model_type, shapes, table)
         if architecture is not None:
-            return _known(architecture, config, shapes, table, None, inferred=True)
+            return _known(architecture, config, shapes, table, stated_class, inferred=True)
     return _unknown(config, shapes, table, stated_class)
 
 
@@ -222,7 +222,7 @@ class _Spelling:
 
 def _best_of_family(family: str, shapes: Shapes, table: Table) -> Architecture | None:
     """The class of the family whose vocabulary tensors the file holds; a class with a head before one without."""
-    best: tuple[tuple[int, bool, int], Architecture] | None = None
+    best: tuple[tuple[int, bool, int, int], Architecture] | None = None
     for name in table.architectures_of(family):
         architecture = table.architecture(name)
         assert architecture is not None
@@ -230,7 +230,7 @@ def _best_of_family(family: str, shapes: Shapes, table: Table) -> Architecture |
         spell = _Spelling(architecture, shapes)
         found = sum(spell(tensor) in shapes for tensor in declared.vocabulary)
         if found:
-            score = (found, bool(declared.ties), -len(declared.vocabulary))
+            score = (found, bool(declared.ties), -len(declared.vocabulary), -len(name))
             if best is None or score > best[0]:
                 best = (score, architecture)
     return best[1] if best else None

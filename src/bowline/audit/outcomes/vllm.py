@@ -26,7 +26,8 @@ def vllm(declaration: Declaration, seen: Seen) -> Result:
     for declared in declaration.ties:
         tie = declared.tie
         if not (native or backend):
-            yield tie.target, Outcome(Fate.REFUSED, f"vLLM has no {architecture or 'such class'}")
+            unknown = declaration.inferred  # remote code may run on vLLM's transformers backend
+            yield tie.target, None if unknown else Outcome(Fate.REFUSED, f"vLLM has no {architecture}")
         elif refusal := misfit(seen, "transformers-5"):
             yield tie.target, refusal
         elif architecture == "BertForMaskedLM":

@@ -53,7 +53,9 @@ def _checkpoint(report: AuditReport) -> Iterator[str]:
         yield f"  {'tie':<10} {tie.tie}  {_state(tie)}"
         for loader, targets in evidence.outcomes.items():
             outcome = targets.get(tie.tie.target)
-            fate, reason = (outcome.fate.value, outcome.reason) if outcome else ("unknown", "values were not read")
+            fate, reason = (
+                (outcome.fate.value, outcome.reason) if outcome else ("unknown", "hangs on what was not read")
+            )
             yield f"    {loader:<15} {fate:<8} {reason}"
     if evidence.padding:
         yield f"  {'padding':<10} row {evidence.padding.id} is {evidence.padding.row_class.value}"

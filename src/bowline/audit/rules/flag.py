@@ -40,7 +40,11 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
                     f"{_rows(tie)} rows (by at most {difference.max_abs_difference:.3g}; "
                     f"looks like {difference}), but {tie.declared.flag}"
                 ),
-                help="`bowline audit --fix` sets the flag to false; or remove the head from the file",
+                help=(
+                    "`bowline audit --fix` sets the flag to false; or remove the copy from the file"
+                    if _if_config_decides(evidence, tie, value=False) is not None
+                    else "remove the copy from the file: no flag unties it"
+                ),
                 tensors=(tie.tie.target, tie.tie.source),
                 file=CONFIG,
                 flag_from_bytes=_if_config_decides(evidence, tie, value=False),
@@ -118,7 +122,7 @@ def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
     values.
 
     Why it hurts: which level counts depends on the loader and its version. transformers 5 asks the config of the
-    class that declares the tie, transformers 4 the text config, vLLM the top level. Where today's versions come to
+    class that declares the tie, transformers 4 the text config, vLLM mostly the top level. Where both versions come to
     the same decision this is information only.
 
     Example: `tie_word_embeddings: true` at the top of a LLaVA config whose `text_config` says false.
@@ -139,7 +143,11 @@ def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
     stated = listed([f"{path}: {str(value).lower()}" for path, value in levels.items()])
     yield Observation(
         message=f"levels of the config disagree ({stated}); which one counts depends on the loader",
-        help="`bowline audit --fix` writes the value that the bytes make true at every level",
+        help=(
+            "`bowline audit --fix` writes the value that the bytes make true at every level"
+            if loaders_differ and _flag_of_bytes(evidence, main) is not None
+            else "nothing to mend for today's transformers; one value at every level serves every loader"
+        ),
         tensors=(main.tie.target,),
         file=CONFIG,
         severity=None if loaders_differ else Severity.INFO,

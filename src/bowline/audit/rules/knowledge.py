@@ -60,8 +60,11 @@ def inferred(evidence: Evidence) -> Iterator[Observation]:
     declaration = evidence.declaration
     if declaration.inferred and evidence.config is not None:
         found = ", ".join(str(tie.tie) for tie in evidence.ties) or "no tie"
+        stated = evidence.config.get("architectures")
+        known = f"{declaration.architecture} is not in the table" if stated else "config.json names no class"
+        taken = f"; taken for {declaration.architecture}" if not stated and declaration.architecture else ""
         yield Observation(
-            message=f"{declaration.architecture or 'no class'} is not in the table; from names and shapes: {found}",
+            message=f"{known}{taken}; from names and shapes: {found}",
             help="check the class's own code for what it ties",
             file="config.json",
         )

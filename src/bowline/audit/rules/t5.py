@@ -10,7 +10,7 @@ from bowline.tie import TieState
 
 CONFIG = "config.json"
 SCALED = "scale_decoder_outputs"
-FAMILIES = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers"})
+FAMILIES = frozenset({"t5", "longt5", "pop2piano"})
 
 
 @rule("BW109", "t5-scale-trap", Severity.ERROR)
@@ -58,7 +58,7 @@ def t5_untied(evidence: Evidence) -> Iterator[Observation]:
     Why it hurts: not yet. transformers 5 loads it right, but writes `tie_word_embeddings: true` when it saves, and
     transformers 4 then misreads that file (BW109).
 
-    Example: google/t5-v1_1-base, google/flan-t5-base, google/mt5-small.
+    Example: google/t5-v1_1-base, google/flan-t5-base.
 
     Mend: after a save by transformers 5, run `bowline audit --fix` on what it wrote.
 

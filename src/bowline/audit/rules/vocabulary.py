@@ -82,8 +82,8 @@ def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
     What: `pad_token_id`, `bos_token_id`, `eos_token_id` or another `*_token_id` is negative, or not less than the
     number of rows.
 
-    Why it hurts: `nn.Embedding(padding_idx=...)` refuses it, generation never stops, or padding indexes outside the
-    table.
+    Why it hurts: generation never stops, or padding indexes outside the table. A negative `pad_token_id` is taken
+    from the end: the last row silently becomes the padding row.
 
     Example: `pad_token_id: -1`, once written by converters of Llama; `pad_token_id: 32000` on a table of 32000 rows.
 
