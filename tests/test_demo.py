@@ -92,7 +92,7 @@ def test_fault_is_found_and_nothing_else(case: Case, reports: dict[str, AuditRep
 @named(list(CASES))
 def test_fate_of_the_head_in_each_loader(case: Case, reports: dict[str, AuditReport]) -> None:
     report = reports[case.name]
-    tie = show.main_tie(report)
+    tie = report.evidence.main_tie
     assert tie is not None
     outcomes = [report.evidence.outcomes[loader][tie.tie.target] for loader in LOADERS]
     assert tuple(outcome.fate.value for outcome in outcomes if outcome) == FATES[case.name]

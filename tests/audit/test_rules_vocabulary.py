@@ -75,7 +75,7 @@ def test_bw201_is_not_said_of_a_tensor_without_a_vocabulary_axis(tmp_path: Path)
 def test_bw202_an_added_token_without_a_row(tmp_path: Path) -> None:
     path = write(tmp_path, {WTE: table()}, GPT2, files={"tokenizer": tokenizer(63, added=64)})
     found = one(path, "BW202")
-    assert (found.severity, found.tensors, found.file) == (Severity.ERROR, (WTE,), "tokenizer.json")
+    assert (found.severity, found.tensors, found.file) == (Severity.WARNING, (WTE,), "tokenizer.json")
     assert "1 ids beyond the table's 64 rows, up to 64 ('<new>')" in found.message
 
 

@@ -75,6 +75,12 @@ class Evidence:
         fitting = {loader: misfits(declaration, self.tensors, loader) for loader in declaration.made}
         return predict(declaration, replace(self.seen, misfits=fitting))
 
+    @property
+    def main_tie(self) -> TieEvidence | None:
+        """The tie that the flag is about: the head's, else the first."""
+        head = self.declaration.head
+        return next((tie for tie in self.ties if tie.tie.target == head), next(iter(self.ties), None))
+
     def tie(self, target: str) -> TieEvidence:
         """The tie with this target."""
         return next(tie for tie in self.ties if tie.tie.target == target)

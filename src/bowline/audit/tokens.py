@@ -20,6 +20,8 @@ class Tokenizer:
     files: tuple[str, ...]
     largest_id: int | None
     largest_token: str | None
+    added: frozenset[int] = frozenset()
+    """Ids of tokens that were added to the vocabulary, not trained into it."""
     special: Mapping[str, str] = field(default_factory=dict)
     """The tokens that `special_tokens_map.json` names, by their part: `{"pad_token": "[PAD]"}`."""
     problems: Mapping[str, str] = field(default_factory=dict)
@@ -33,6 +35,7 @@ class Tokenizer:
 def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     """The tokenizer that lies beside the weights, or `None`. A malformed file becomes a problem, not an error."""
     ids: dict[str, int] = {}
+    added_ids: set[int] = set()
     files: list[str] = []
     problems: dict[str, str] = {}
     special: dict[str, str] = {}
@@ -48,6 +51,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     if isinstance(content, dict):
         files.append("tokenizer.json")
         ids.update(_ids_of_tokenizer(content))
+        added_ids.update(number for _, number in _added_tokens(content))
     else:
         vocabulary = read("vocab.json")
         if isinstance(vocabulary, dict):
@@ -56,6 +60,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     added = read("added_tokens.json")
     if isinstance(added, dict):
         files.append("added_tokens.json")
+        added_ids.update(number for _, number in _counted(added.items()))
         ids.update(_counted(added.items()))
     named = read("special_tokens_map.json")
     if isinstance(named, dict):
@@ -69,6 +74,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
         files=tuple(files),
         largest_id=None if largest is None else ids[largest],
         largest_token=largest,
+        added=frozenset(added_ids),
         special=special,
         problems=problems,
     )
@@ -83,6 +89,10 @@ def _ids_of_tokenizer(content: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         for position, pair in enumerate(vocabulary):
             if isinstance(pair, list) and pair and isinstance(pair[0], str):
                 yield pair[0], position
+    yield from _added_tokens(content)
+
+
+def _added_tokens(content: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     added = content.get("added_tokens")
     for token in added if isinstance(added, list) else ():
         if isinstance(token, dict):

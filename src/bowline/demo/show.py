@@ -163,7 +163,7 @@ def summary(rows: Sequence[_Row], width: int) -> Table:
     for loader in LOADERS:
         table.add_column(loader.replace("transformers", "trans-\nformers") if narrow else loader, no_wrap=True)
     for row in rows:
-        tie = main_tie(row.report)
+        tie = row.report.evidence.main_tie
         table.add_row(
             row.title,
             _codes(serious_codes(row.report)),
@@ -171,12 +171,6 @@ def summary(rows: Sequence[_Row], width: int) -> Table:
             *("-" if tie is None else _fate(row.report, loader, tie) for loader in LOADERS),
         )
     return table
-
-
-def main_tie(report: AuditReport) -> TieEvidence | None:
-    """The head's tie, else the first that the class declares."""
-    ties, head = report.evidence.ties, report.evidence.declaration.head
-    return next((tie for tie in ties if tie.tie.target == head), next(iter(ties), None))
 
 
 def _fate(report: AuditReport, loader: str, tie: TieEvidence) -> str:

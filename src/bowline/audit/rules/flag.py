@@ -99,19 +99,23 @@ def flag_absent(evidence: Evidence) -> Iterator[Observation]:
     """
     if evidence.config is None:
         return
-    for tie in evidence.ties:
-        asked = tie.declared.asked
-        if tie.declared.flag.path is None and len(set(asked.values())) > 1 and tie.tie.target == _main(evidence):
-            words = ", ".join(
-                f"{loader} {'ties' if value else 'does not tie'}" for loader, value in sorted(asked.items())
-            )
-            yield Observation(
-                message=f"tie_word_embeddings is absent and its default differs: {words} {tie.tie.target}",
-                help="`bowline audit --fix` writes the flag that the bytes make true",
-                tensors=(tie.tie.target, tie.tie.source),
-                file=CONFIG,
-                flag_from_bytes=_flag_of_bytes(evidence, tie),
-            )
+    tie = evidence.main_tie
+    if tie is None or tie.declared.flag.path is not None or len(set(tie.declared.asked.values())) < 2:
+        return
+    asked = sorted(tie.declared.asked.items())
+    words = ", ".join(f"{loader} {'ties' if value else 'does not tie'}" for loader, value in asked)
+    truth = _flag_of_bytes(evidence, tie)
+    yield Observation(
+        message=f"tie_word_embeddings is absent and its default differs: {words} {tie.tie.target}",
+        help=(
+            "`bowline audit --fix` writes the flag that the bytes make true"
+            if truth is not None
+            else "write the flag into config.json"
+        ),
+        tensors=(tie.tie.target, tie.tie.source),
+        file=CONFIG,
+        flag_from_bytes=truth,
+    )
 
 
 @rule("BW104", "levels-disagree", Severity.WARNING)
@@ -136,9 +140,9 @@ def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
         for path, value in evidence.declaration.levels.items()
         if evidence.config is not None and _is_text_level(evidence.config, path)
     }
-    if len(set(levels.values())) < 2 or not evidence.ties:
+    main = evidence.main_tie
+    if len(set(levels.values())) < 2 or main is None:
         return
-    main = next((tie for tie in evidence.ties if tie.tie.target == _main(evidence)), evidence.ties[0])
     loaders_differ = len(set(main.declared.asked.values())) > 1 and not main.declared.unconditional
     stated = listed([f"{path}: {str(value).lower()}" for path, value in levels.items()])
     yield Observation(
@@ -334,12 +338,6 @@ def untied_but_equal(evidence: Evidence) -> Iterator[Observation]:
                 help="nothing if the head was untied on purpose; else set the flag to true",
                 tensors=(tie.tie.target, tie.tie.source),
             )
-
-
-def _main(evidence: Evidence) -> str | None:
-    """The target of the tie that the flag is about: the head's, else the first."""
-    targets = [tie.tie.target for tie in evidence.ties]
-    return evidence.declaration.head if evidence.declaration.head in targets else next(iter(targets), None)
 
 
 def _is_bias(tie: TieEvidence) -> bool:

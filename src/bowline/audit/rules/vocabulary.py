@@ -57,21 +57,25 @@ def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
 
     Example: tokens added to the tokenizer, and `resize_token_embeddings` forgotten.
 
+    Where every such id is an added token this is a warning: some models keep an image placeholder there, which their
+    code replaces before it looks anything up.
+
     Mend: resize the embedding and everything tied to it, or remove the tokens.
 
     Threads: huggingface/transformers#35141
     """
     rows, tokenizer = _rows(evidence), evidence.tokenizer
     if rows is not None and tokenizer is not None and tokenizer.size > rows:
-        beyond = sum(number >= rows for number in tokenizer.ids.values())
+        beyond = {number for number in tokenizer.ids.values() if number >= rows}
         yield Observation(
             message=(
-                f"the tokenizer ({', '.join(tokenizer.files)}) has {beyond} ids beyond the table's {rows} rows, "
+                f"the tokenizer ({', '.join(tokenizer.files)}) has {len(beyond)} ids beyond the table's {rows} rows, "
                 f"up to {tokenizer.largest_id} ({tokenizer.largest_token!r:.60})"
             ),
             help="resize the embedding and everything tied to it, or remove the tokens",
             tensors=(evidence.declaration.embedding or "",),
             file=tokenizer.files[0],
+            severity=Severity.WARNING if beyond <= tokenizer.added else None,
         )
 
 
