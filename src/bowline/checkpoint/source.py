@@ -12,6 +12,9 @@ from bowline.errors import CheckpointError, FormatError
 
 __all__ = ["ByteSource", "LocalFile", "MemoryBytes"]
 
+WORTH_READING_AHEAD = 256 << 10
+READ_AHEAD = 4 << 20
+
 
 class ByteSource(Closing, ABC):
     """A file as random access: `size` bytes, read in exact ranges or not at all.
@@ -83,6 +86,9 @@ class LocalFile(ByteSource):
         self.size = status.st_size
 
     def _fill(self, offset: int, buffer: memoryview) -> None:
+        if len(buffer) >= WORTH_READING_AHEAD and hasattr(os, "posix_fadvise"):
+            ahead = min(READ_AHEAD, self.size - offset)  # so that the disk works while what it gave is looked at
+            os.posix_fadvise(self._fd, offset, ahead, os.POSIX_FADV_WILLNEED)
         done = 0
         while done < len(buffer):  # the system may give less than was asked for
             try:
