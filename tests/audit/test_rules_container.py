@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bowline.audit import Severity
+from bowline.checkpoint.write import Bits
 from tests.checkpoints import GPT2, HEAD, OWN, WTE, codes, one, shards, table, tied_gpt2, write
 
 INDEX = "model.safetensors.index.json"
@@ -293,3 +294,22 @@ def test_bw312_an_empty_name_and_one_with_a_nul(tmp_path: Path, name: str) -> No
 
 def test_bw312_is_not_said_of_spaces_and_letters_of_any_script(tmp_path: Path) -> None:
     assert codes(write(tmp_path, {WTE: table(), "vocabulaire à moi 重み": np.ones(4, np.float32)}, GPT2)) == []
+
+
+# --- BW313 odd-bool --------------------------------------------------------------------------------------------------
+
+
+def masked(directory: Path, byte: int) -> Path:
+    mask = Bits("BOOL", np.array([0, 1, byte], np.uint8))
+    return write(directory, {WTE: table(), "mask": mask}, GPT2)
+
+
+@pytest.mark.parametrize("byte", [2, 255])
+def test_bw313_a_bool_of_another_byte(tmp_path: Path, byte: int) -> None:
+    found = one(masked(tmp_path, byte), "BW313")
+    assert (found.severity, found.tensors, found.fixable) == (Severity.WARNING, ("mask",), False)
+
+
+@pytest.mark.parametrize("byte", [0, 1])
+def test_bw313_is_not_said_of_0_and_1(tmp_path: Path, byte: int) -> None:
+    assert codes(masked(tmp_path, byte)) == []

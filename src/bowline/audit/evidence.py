@@ -64,6 +64,8 @@ class Evidence:
     tables: tuple[TableRows, ...]
     padding: PaddingRow | None
     geometry: GeometryReport | None
+    odd_bools: tuple[str, ...]
+    """BOOL tensors with a byte that is neither 0 nor 1."""
     seen: Seen
     complete: bool
     """Whether every file of the checkpoint was read: what is missing from a part may be in another."""
@@ -94,10 +96,16 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
         from bowline.audit.tables import read_tables
 
         read = read_tables(checkpoint, declaration, progress or Progress())
-        ties, tables, padding, geometry = read.ties, read.tables, read.padding, read.geometry
+        ties, tables, padding, geometry, odd_bools = (
+            read.ties,
+            read.tables,
+            read.padding,
+            read.geometry,
+            read.odd_bools,
+        )
     else:
         ties = tuple(compare_headers(tensors, declared, complete=checkpoint.complete) for declared in declaration.ties)
-        tables, padding, geometry = (), None, None
+        tables, padding, geometry, odd_bools = (), None, None, ()
     seen = Seen(
         stored=frozenset(tensors),
         equal={tie.tie: _equal(tie) for tie in ties},
@@ -118,6 +126,7 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
         tables=tables,
         padding=padding,
         geometry=geometry,
+        odd_bools=odd_bools,
         seen=seen,
         complete=checkpoint.complete,
         values_read=values,

@@ -27,6 +27,7 @@ __all__ = ["TablesRead", "read_tables"]
 WHOLE_TABLE_BYTES = 64 << 20
 """A table of at most this many bytes (as float32) has its geometry measured whole, a larger one on a sample."""
 SAMPLE_BYTES = 16 << 20
+LARGEST_MASK = 16 << 20
 INITIAL_STD = ("initializer_range", "init_std", "initializer_factor")
 """Where configs keep the standard deviation that embeddings are drawn with."""
 BYTES_AT_ONCE = 1 << 20
@@ -42,6 +43,7 @@ class TablesRead:
     tables: tuple[TableRows, ...]
     padding: PaddingRow | None
     geometry: GeometryReport | None
+    odd_bools: tuple[str, ...]
 
 
 @np.errstate(over="ignore", invalid="ignore")  # whatever the numbers are, they are described, not trusted
@@ -67,14 +69,27 @@ def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Prog
     embedding = tensors.get(declaration.embedding or "")
     main = embedding if embedding is not None and embedding.name in scans else None
     if main is None or len(main.shape) != 2:
-        return TablesRead(ties=ties, tables=tables, padding=None, geometry=None)
+        return TablesRead(ties=ties, tables=tables, padding=None, geometry=None, odd_bools=_odd_bools(checkpoint))
     table = next(table for table in tables if table.name == main.name)
     return TablesRead(
         ties=ties,
         tables=tables,
         padding=_padding(checkpoint, scans[main.name], table, spread),
         geometry=_geometry(checkpoint, main),
+        odd_bools=_odd_bools(checkpoint),
     )
+
+
+def _odd_bools(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """BOOL tensors with a byte that is neither 0 nor 1. Masks are small; what is not small is left unread."""
+    found = []
+    for tensor in checkpoint.tensors.values():
+        if tensor.dtype == "BOOL" and tensor.strides is None and 0 < tensor.nbytes <= LARGEST_MASK:
+            raw = np.empty(tensor.nbytes, np.uint8)
+            checkpoint.read_rows_into(tensor.name, 0, raw.data)
+            if int(raw.max()) > 1:
+                found.append(tensor.name)
+    return tuple(found)
 
 
 def _groups(

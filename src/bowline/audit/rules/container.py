@@ -197,3 +197,24 @@ def odd_name(evidence: Evidence) -> Iterator[Observation]:
     Mend: rename the tensor.
     """
     return _observations(evidence, LintKind.ODD_NAME, "rename the tensor")
+
+
+@rule("BW313", "odd-bool", Severity.WARNING)
+def odd_bool(evidence: Evidence) -> Iterator[Observation]:
+    """A BOOL tensor holds a byte that is neither 0 nor 1.
+
+    What: safetensors accepts any byte. Tensors of up to 16 MB are looked at.
+
+    Why it hurts: what such a byte means is undefined in C: one operation takes it for true, another adds it up.
+
+    Example: a mask of 255 written as BOOL.
+
+    Mend: write the tensor anew with 0 and 1.
+    """
+    for name in evidence.odd_bools:
+        yield Observation(
+            message=f"{name} is BOOL, and holds bytes that are neither 0 nor 1",
+            help="write the tensor anew with 0 and 1",
+            tensors=(name,),
+            file=evidence.tensors[name].file,
+        )
