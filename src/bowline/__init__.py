@@ -8,16 +8,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bowline.audit import audit
     from bowline.checkpoint import open_checkpoint
+    from bowline.nn import check_ties, declared_ties, find_ties, tie_weights, untie_weights
     from bowline.tie import Tie, TieState
 
 __version__ = "0.1.0"
 
-__all__ = ["Tie", "TieState", "audit", "open_checkpoint"]
+__all__ = [
+    "Tie",
+    "TieState",
+    "audit",
+    "check_ties",
+    "declared_ties",
+    "find_ties",
+    "open_checkpoint",
+    "tie_weights",
+    "untie_weights",
+]
 
 _HOMES = {
     "Tie": "bowline.tie",
     "TieState": "bowline.tie",
     "open_checkpoint": "bowline.checkpoint",
+    "check_ties": "bowline.nn",
+    "declared_ties": "bowline.nn",
+    "find_ties": "bowline.nn",
+    "tie_weights": "bowline.nn",
+    "untie_weights": "bowline.nn",
 }
 
 

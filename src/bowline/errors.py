@@ -9,6 +9,7 @@
     │   ├── UnsafePickleError      a pickle asks for more than tensors
     │   └── RemoteError            the Hub did not answer as a range server must
     ├── ConfigError                config.json cannot be understood, or must not be rewritten
+    ├── TieError                   two tensors that cannot be one matrix, or must not be made one silently
     └── UsageError                 an argument that means nothing
 """
 
@@ -21,6 +22,7 @@ __all__ = [
     "FormatError",
     "NoCheckpointError",
     "RemoteError",
+    "TieError",
     "UnsafePickleError",
     "UsageError",
 ]
@@ -68,6 +70,10 @@ class RemoteError(CheckpointError):
 
 class ConfigError(BowlineError):
     """`config.json` cannot be understood, or must not be rewritten."""
+
+
+class TieError(BowlineError):
+    """Two tensors that cannot be one matrix, or must not be made one silently; the model is as it was."""
 
 
 class UsageError(BowlineError):

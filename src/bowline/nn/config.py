@@ -1,0 +1,107 @@
+"""The flag in a live config: `tie_word_embeddings`, at every level that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import FrozenInstanceError, is_dataclass
+from typing import Any
+
+from torch import nn
+
+__all__ = ["FLAG", "flag_levels", "flag_of", "live_configs", "restore", "set_flag", "text_config"]
+
+FLAG = "tie_word_embeddings"
+
+
+def flag_of(config: Any) -> bool | None:
+    """What one level says, or `None` where it says nothing."""
+    value = config.get(FLAG) if isinstance(config, Mapping) else getattr(config, FLAG, None)
+    return None if value is None else bool(value)
+
+
+def text_config(config: Any) -> Any:
+    """The level that transformers 4 asks: its text decoder's."""
+    find = getattr(config, "get_text_config", None)
+    if find is None:
+        return config
+    try:
+        return find(decoder=True)
+    except ValueError:  # several candidates, and transformers will not choose
+        return config
+
+
+def levels(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """`config` and every config inside it, outermost first: dotted path (`""` for the root) and object."""
+    yield path, config
+    if path.count(".") < 8:
+        members = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
+        for key, value in members.items():
+            if not key.startswith("_") and _is_config(value):
+                yield from levels(value, f"{path}.{key}" if path else key)
+
+
+def _is_config(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return FLAG in value or "model_type" in value
+    return hasattr(value, FLAG) or (is_dataclass(value) and not isinstance(value, type))
+
+
+def live_configs(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Every config that a module of `model` holds, each object once: where it hangs, and the object.
+
+    The encoder and decoder of a T5, for instance, hold copies of the model's own.
+    """
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        config = module.__dict__.get("config")
+        if config is None:
+            continue
+        for path, level in levels(config):
+            if id(level) not in seen:
+                seen.add(id(level))
+                yield ".".join(part for part in (prefix, "config", path) if part), level
+
+
+def flag_levels(model: nn.Module) -> dict[str, bool]:
+    """Every level of every live config that states the flag."""
+    stated = ((path, flag_of(level)) for path, level in live_configs(model))
+    return {path: value for path, value in stated if value is not None}
+
+
+def set_flag(model: nn.Module, value: bool) -> list[tuple[Any, bool]]:
+    """Make the flag `value`; returns what it was, for `restore`.
+
+    False is written at every level that states the flag; true at the root and at the text decoder's, and not at the
+    levels of towers that have no words.
+    """
+    root = getattr(model, "config", None)
+    if value:
+        wanted = {id(root), id(text_config(root))} if root is not None else set()
+        wanted |= {id(module.__dict__["config"]) for module in model.modules() if _declares(module)}
+    before = []
+    for _, level in live_configs(model):
+        stated = flag_of(level)
+        if stated is not None and stated != value and (not value or id(level) in wanted):
+            before.append((level, stated))
+            _write(level, value)
+    return before
+
+
+def restore(before: list[tuple[Any, bool]]) -> None:
+    """Undo `set_flag`."""
+    for level, value in before:
+        _write(level, value)
+
+
+def _declares(module: nn.Module) -> bool:
+    return bool(getattr(module, "_tied_weights_keys", None)) and module.__dict__.get("config") is not None
+
+
+def _write(level: Any, value: bool) -> None:
+    if isinstance(level, dict):
+        level[FLAG] = value
+        return
+    try:
+        setattr(level, FLAG, value)
+    except FrozenInstanceError:
+        object.__setattr__(level, FLAG, value)

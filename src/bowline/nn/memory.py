@@ -1,0 +1,55 @@
+"""Which tensors lie on the same memory: two of them that overlap are an alias, and an alias is not a tie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+__all__ = ["extent", "overlap", "overlapping"]
+
+Key = TypeVar("Key")
+Extent = tuple[str, int, int]
+"""Device and first and last address; for a tensor without memory (meta), its storage object and the offsets in it."""
+
+
+def extent(tensor: torch.Tensor) -> Extent | None:
+    """The addresses that `tensor` spans, or `None` where nobody can say (empty, sparse, made of several tensors)."""
+    if tensor.numel() == 0 or tensor.layout is not torch.strided or type(tensor) not in PLAIN:
+        return None
+    strides = tensor.stride()
+    reach = int(sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True)) + 1)
+    if tensor.is_meta:
+        start = int(tensor.storage_offset()) * tensor.element_size()
+        home = f"meta:{tensor.untyped_storage()._cdata}"
+    else:
+        start = tensor.data_ptr()
+        home = str(tensor.device)
+    return home, start, start + reach * tensor.element_size()
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have bytes in common.
+
+    Example:
+        >>> table = torch.zeros(4, 2)
+        >>> overlap(table, table[1:]), overlap(table[:2], table[2:])
+        (True, False)
+    """
+    a, b = extent(one), extent(other)
+    return a is not None and b is not None and a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
+
+
+def overlapping(tensors: Sequence[tuple[Key, torch.Tensor]]) -> Iterator[tuple[Key, Key]]:
+    """Pairs of keys whose tensors overlap, each later one with the widest before it: one sweep over the addresses."""
+    spans = sorted((place, at) for at, (_, tensor) in enumerate(tensors) if (place := extent(tensor)) is not None)
+    home, end, widest = "", 0, 0
+    for (device, start, stop), at in spans:
+        if device == home and start < end:
+            yield tensors[widest][0], tensors[at][0]
+        if device != home or stop > end:
+            home, end, widest = device, stop, at

@@ -1,0 +1,69 @@
+"""What an optimizer holds of a tie, and keeping it right when the tie is made, undone or resized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+__all__ = ["copy_state", "drop", "group_of", "replace", "resize_state"]
+
+Group = dict[str, Any]
+
+
+def group_of(optimizer: Optimizer, parameter: torch.Tensor) -> Group | None:
+    """The group that holds `parameter` (by identity), or `None`."""
+    return next((group for group in optimizer.param_groups if any(p is parameter for p in group["params"])), None)
+
+
+def replace(optimizer: Optimizer, old: torch.Tensor, new: torch.Tensor) -> None:
+    """`new` in the place of `old`, with its state; where `new` is there already, `old` only goes."""
+    if old is new:
+        return
+    if group_of(optimizer, new) is not None:
+        drop(optimizer, old)
+        return
+    for group in optimizer.param_groups:
+        group["params"] = [new if p is old else p for p in group["params"]]
+    if old in optimizer.state:
+        optimizer.state[new] = optimizer.state.pop(old)
+
+
+def drop(optimizer: Optimizer, parameter: torch.Tensor) -> None:
+    """Forget `parameter` and its state."""
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if p is not parameter]
+    optimizer.state.pop(parameter, None)
+
+
+def copy_state(optimizer: Optimizer, source: torch.Tensor, new: torch.Tensor) -> None:
+    """`new` beside `source`, in its group, with a copy of its state: what an untied head starts from."""
+    group = group_of(optimizer, source)
+    if group is None or group_of(optimizer, new) is not None:
+        return
+    group["params"].append(new)
+    if source in optimizer.state:
+        optimizer.state[new] = {
+            key: value.clone() if isinstance(value, torch.Tensor) else value
+            for key, value in optimizer.state[source].items()
+        }
+
+
+def resize_state(
+    optimizer: Optimizer, parameter: nn.Parameter, shape: torch.Size, resize: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Pass through `resize` each state tensor that had the parameter's old `shape` (moments; not step counters)."""
+    state = optimizer.state.get(parameter, {})
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor) and value.shape == shape:
+            state[key] = resize(value)
+
+
+def held(optimizer: Optimizer) -> Iterator[tuple[int, torch.Tensor]]:
+    """Every parameter that the optimizer holds, with its group's number."""
+    for at, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            yield at, parameter

@@ -1,0 +1,112 @@
+"""Where a tensor hangs in a model: its module and its name there. A tie is two slots that hold one `Parameter`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from bowline.errors import TieError
+
+__all__ = ["Slot", "named_slots", "slot", "slots"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """A parameter's or buffer's place: `module.attribute`, called `name` from the model's root.
+
+    One module that hangs under two names (a shared layer) gives two slots with the same `module`.
+    """
+
+    name: str
+    module: nn.Module
+    attribute: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """What hangs there now."""
+        home = self.module._parameters if self.attribute in self.module._parameters else self.module._buffers
+        tensor = home.get(self.attribute)
+        if tensor is None:
+            raise TieError(f"{self.name}: is empty now, expected a tensor", help="the module was changed: look it up")
+        return tensor
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it is a parameter; otherwise it is a buffer."""
+        return self.attribute in self.module._parameters
+
+    def put(self, parameter: nn.Parameter) -> None:
+        """Hang `parameter` there. No copy, and past `register_parameter`, which meta contexts replace."""
+        self.module._parameters[self.attribute] = parameter
+
+    def same_place(self, other: Slot) -> bool:
+        """Whether both names lead to one place, because a module is shared."""
+        return self.module is other.module and self.attribute == other.attribute
+
+
+def named_slots(model: nn.Module) -> Iterator[Slot]:
+    """Every parameter, then every buffer, of every module: shared modules and shared parameters under each name."""
+    modules = list(model.named_modules(remove_duplicate=False))
+    for home in ("_parameters", "_buffers"):
+        for prefix, module in modules:
+            for attribute, tensor in getattr(module, home).items():
+                if tensor is not None:
+                    yield Slot(f"{prefix}.{attribute}" if prefix else attribute, module, attribute)
+
+
+def slots(model: nn.Module) -> dict[str, Slot]:
+    """Every slot by name."""
+    return {found.name: found for found in named_slots(model)}
+
+
+def slot(model: nn.Module, name: str, known: dict[str, Slot] | None = None) -> Slot:
+    """The slot called `name`.
+
+    Raises:
+        TieError: there is none; the message says why (parametrized, a plain attribute, a misspelling).
+    """
+    known = slots(model) if known is None else known
+    if name in known:
+        return known[name]
+    raise _nothing_there(model, name, known)
+
+
+def _nothing_there(model: nn.Module, name: str, known: dict[str, Slot]) -> TieError:
+    path, _, attribute = name.rpartition(".")
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        module = None
+    if module is not None:
+        if parametrize.is_parametrized(module, attribute):
+            kinds = ", ".join(type(part).__name__ for part in module.parametrizations[attribute])  # type: ignore[index]
+            return TieError(
+                f"{name}: is computed by a parametrization ({kinds}), expected a parameter of its own",
+                help="torch.nn.utils.parametrize.remove_parametrizations first, then tie",
+            )
+        if f"{attribute}_g" in module._parameters and f"{attribute}_v" in module._parameters:
+            return TieError(
+                f"{name}: is computed by weight_norm from {attribute}_g and {attribute}_v, expected a parameter",
+                help="torch.nn.utils.remove_weight_norm first, then tie",
+            )
+        if attribute in module._parameters:
+            return TieError(
+                f"{name}: is None, expected a parameter", help="give the module that parameter, or leave out the tie"
+            )
+        held = module.__dict__.get(attribute)
+        if isinstance(held, torch.Tensor):
+            leaf = "" if held.is_leaf else ", and not a leaf"
+            return TieError(
+                f"{name}: is a plain tensor attribute{leaf}, expected a parameter",
+                help=f"assign torch.nn.Parameter(...) to {name}",
+            )
+    close = get_close_matches(name, known, n=3, cutoff=0.5)
+    near = f"; the nearest are {', '.join(close)}" if close else ""
+    return TieError(
+        f"{name}: {type(model).__name__} has no such tensor{near}", help="names are those of model.named_parameters()"
+    )

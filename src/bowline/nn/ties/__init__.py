@@ -1,0 +1,1 @@
+"""Ties between live modules: found, declared, checked, made, undone and kept."""

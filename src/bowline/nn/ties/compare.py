@@ -1,0 +1,94 @@
+"""How two tensors stand to each other: the state of a tie between them, and where their values differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from bowline.nn.memory import overlap
+from bowline.tie import TieState
+
+__all__ = ["Difference", "difference", "is_plain", "state_of"]
+
+BLOCK_ELEMENTS = 1 << 20
+"""Values are compared in blocks of about this many: memory stays bounded whatever the table's size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where two tensors of one shape differ: `rows` of `of` rows, by at most `largest` (NaN against a number: inf)."""
+
+    rows: int
+    of: int
+    largest: float
+
+    def __str__(self) -> str:
+        return f"{self.rows} of {self.of} rows differ, by at most {self.largest:.3g}"
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it holds one matrix of numbers: not quantised, not sharded, not wrapped by a subclass that computes."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
+def state_of(target: torch.Tensor, source: torch.Tensor) -> TieState:
+    """The state of a tie between two tensors that are there.
+
+    `EQUAL` is equality of bits: a NaN equals itself, 0.0 is not -0.0. Two tensors without values (meta) are a clone of
+    each other when they agree in shape and dtype.
+
+    Example:
+        >>> table = torch.nn.Parameter(torch.zeros(3, 2))
+        >>> state_of(table, table), state_of(table.detach(), table), state_of(table.detach().clone(), table)
+        (<TieState.SHARED: 'SHARED'>, <TieState.ALIAS: 'ALIAS'>, <TieState.EQUAL: 'EQUAL'>)
+    """
+    if target is source:
+        return TieState.SHARED
+    if (target.shape, target.dtype) != (source.shape, source.dtype) or not (is_plain(target) and is_plain(source)):
+        return TieState.INCOMPATIBLE
+    if overlap(target, source):
+        return TieState.ALIAS
+    if target.device != source.device:
+        return TieState.INCOMPATIBLE
+    return TieState.EQUAL if target.is_meta or same_bits(target, source) else TieState.DIVERGED
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits. Stops at the first block that differs."""
+    with torch.no_grad():
+        return all(torch.equal(_bits(a), _bits(b)) for a, b in _blocks(one, other))
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> Difference:
+    """Rows (along the first axis) that differ in any bit, and the largest absolute difference, in float64."""
+    rows, largest = 0, 0.0
+    with torch.no_grad():
+        for a, b in _blocks(one, other):
+            differ = (_bits(a) != _bits(b)).reshape(len(a), -1).any(1)
+            rows += int(differ.sum())
+            if differ.any():
+                gap = (a[differ].double() - b[differ].double()).abs()
+                largest = max(largest, float(torch.nan_to_num(gap, nan=torch.inf).max()))
+    return Difference(rows=rows, of=len(one) if one.ndim else 1, largest=largest)
+
+
+def _blocks(one: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if one.ndim == 0:
+        one, other = one[None], other[None]
+    step = max(1, BLOCK_ELEMENTS // max(1, one[0].numel() if len(one) else 1))
+    return zip(torch.split(one.detach(), step), torch.split(other.detach(), step), strict=True)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if tensor.dtype is torch.bool or not tensor.is_floating_point():
+        return tensor
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(kinds[tensor.element_size()])

@@ -1,0 +1,98 @@
+"""What is shared in a model now: by identity, which is a tie, and by memory alone, which is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from bowline.nn.memory import overlapping
+from bowline.nn.slots import Slot, named_slots
+from bowline.nn.ties.declared import declared_ties
+from bowline.tie import Tie
+
+__all__ = ["FoundTies", "find_ties"]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTies:
+    """`ties` hold one `Parameter`; `aliases` are two `Parameter`s on one memory, views included. Iterates over `ties`.
+
+    An alias trains and saves as a tie does only until something touches it: an optimizer keeps two states, `.to` and
+    sharding make two tensors of it. `tie_weights` makes a tie of it.
+    """
+
+    ties: tuple[Tie, ...]
+    aliases: tuple[Tie, ...]
+
+    def __iter__(self) -> Iterator[Tie]:
+        return iter(self.ties)
+
+    def __len__(self) -> int:
+        return len(self.ties)
+
+    def __contains__(self, tie: object) -> bool:
+        return tie in self.ties
+
+    def __str__(self) -> str:
+        lines = [f"{tie} SHARED" for tie in self.ties] + [f"{tie} ALIAS" for tie in self.aliases]
+        return "\n".join(lines) or "nothing is shared"
+
+
+def find_ties(model: nn.Module) -> FoundTies:
+    """Every pair of names in `model` that is one `Parameter`, and every pair of `Parameter`s that share memory.
+
+    The source of a tie is the name that a declaration names as one, else an embedding's, else the first one
+    registered. Parameters only: modules share buffers by right.
+
+    Example:
+        >>> class Tiny(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.lm_head = nn.Linear(4, 9, bias=False)
+        ...         self.wte = nn.Embedding(9, 4)
+        ...         self.lm_head.weight = self.wte.weight
+        >>> print(find_ties(Tiny()))
+        lm_head.weight <- wte.weight SHARED
+    """
+    holders: dict[int, list[Slot]] = {}
+    for slot in named_slots(model):
+        if slot.is_parameter:
+            holders.setdefault(id(slot.tensor), []).append(slot)
+    rank = _ranking(model)
+    sources = {key: min(group, key=rank) for key, group in holders.items()}
+    ties = tuple(
+        Tie(slot.name, sources[key].name)
+        for key, group in holders.items()
+        for slot in group
+        if slot is not sources[key]
+    )
+    aliases = []
+    for knot in _knots(overlapping([(key, source.tensor) for key, source in sources.items()])):
+        first, *others = sorted((sources[key] for key in knot), key=rank)
+        aliases += [Tie(other.name, first.name) for other in others]
+    return FoundTies(ties, tuple(aliases))
+
+
+def _ranking(model: nn.Module) -> Callable[[Slot], tuple[bool, bool, bool, int]]:
+    """Who of several names is the source: smaller is more so."""
+    declared = declared_ties(model, flag=True)
+    sources, targets = {tie.source for tie in declared}, {tie.target for tie in declared}
+    order = {slot.name: at for at, slot in enumerate(named_slots(model))}
+
+    def rank(slot: Slot) -> tuple[bool, bool, bool, int]:
+        name = slot.name
+        return name not in sources, name in targets, not isinstance(slot.module, nn.Embedding), order[name]
+
+    return rank
+
+
+def _knots(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Connected groups, each in the order in which its members were first seen."""
+    knots: list[list[int]] = []
+    for one, other in pairs:
+        joined = [knot for knot in knots if one in knot or other in knot]
+        merged = list(dict.fromkeys([key for knot in joined for key in knot] + [one, other]))
+        knots = [knot for knot in knots if knot not in joined] + [merged]
+    return knots

@@ -1,0 +1,184 @@
+"""Making ties: one `Parameter` at both ends, or an error that leaves the model as it was."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from bowline.errors import TieError, UsageError
+from bowline.nn import optimizers
+from bowline.nn.config import restore, set_flag
+from bowline.nn.slots import Slot, slot, slots
+from bowline.nn.ties.check import check_ties
+from bowline.nn.ties.compare import difference, is_plain, state_of
+from bowline.nn.ties.declared import Ties, as_ties, declared_ties
+from bowline.nn.ties.report import TieReport
+from bowline.nn.ties.told import fit_sizes, tell_transformers
+from bowline.tie import Tie, TieState
+
+__all__ = ["Conflict", "Knot", "hang", "knots_of", "tie_weights"]
+
+Conflict = Literal["raise", "source", "target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Knot:
+    """Every slot that is to hold one `Parameter`: the source first, then its targets."""
+
+    source: Slot
+    targets: tuple[tuple[Tie, Slot], ...]
+
+
+def tie_weights(
+    model: nn.Module, ties: Ties | None = None, *, on_conflict: Conflict = "raise", optimizer: Optimizer | None = None
+) -> TieReport:
+    """Make each tie's target the source's `Parameter`: after it, `target is source`.
+
+    `ties` are those that the model's classes declare (whatever the flag says now), unless they are given. Two ends that
+    hold the same bits become one. Two that differ are a conflict: the default refuses, because one of two trained
+    matrices would be lost; `on_conflict` names the end whose values stay. `out_features` and `num_embeddings` follow,
+    `tie_word_embeddings` becomes true where it decides, and `optimizer` keeps one entry for the shared parameter, with
+    the state and the group of the end that stays.
+
+    Raises:
+        TieError: an unknown name, a buffer, a quantised or parametrized tensor, ends that differ in shape, dtype or
+            device (so also one end on meta), a bias that would not fit, a cycle, two sources for one target, or a
+            conflict. The model is as it was.
+
+    Example:
+        >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9, bias=False)})
+        >>> report = tie_weights(model, [("lm_head.weight", "wte.weight")], on_conflict="source")
+        >>> model["lm_head"].weight is model["wte"].weight
+        True
+    """
+    if on_conflict not in ("raise", "source", "target"):
+        raise UsageError(f"on_conflict={on_conflict!r}: expected 'raise', 'source' or 'target'")
+    wanted = declared_ties(model, flag=True) if ties is None else as_ties(ties)
+    if not wanted:
+        raise TieError(
+            f"{type(model).__name__} declares no ties", help='name them: tie_weights(model, [("lm_head.weight", ...)])'
+        )
+    winners = [(knot, _winner(knot, on_conflict)) for knot in knots_of(model, wanted)]
+    for knot, winner in winners:
+        for end in (knot.source, *(target for _, target in knot.targets)):
+            _check_bias(end, winner)
+    with ExitStack() as undo:
+        before = set_flag(model, True) if _governed(model, wanted) else []
+        undo.callback(restore, before)
+        for knot, winner in winners:
+            hang(model, knot, winner, undo, optimizer)
+        undo.pop_all()
+    tell_transformers(model)
+    return check_ties(model, wanted, optimizer=optimizer)
+
+
+def knots_of(model: nn.Module, ties: tuple[Tie, ...]) -> list[Knot]:
+    """The ties by their source, every name looked up and found to be a parameter that can be tied."""
+    known = slots(model)
+    grouped: dict[str, list[tuple[Tie, Slot]]] = {}
+    for tie in ties:
+        source, target = slot(model, tie.source, known), slot(model, tie.target, known)
+        _check_pair(tie, target, source)
+        grouped.setdefault(tie.source, []).append((tie, target))
+    return [Knot(known[source], tuple(targets)) for source, targets in grouped.items()]
+
+
+def hang(
+    model: nn.Module, knot: Knot, winner: nn.Parameter, undo: ExitStack, optimizer: Optimizer | None = None
+) -> None:
+    """Put `winner` at every slot of the knot, and wherever else its losers hang."""
+    losers = {id(end.tensor): end.tensor for end in (knot.source, *(target for _, target in knot.targets))}
+    losers.pop(id(winner), None)
+    ends = [end for end in slots(model).values() if id(end.tensor) in losers and end.is_parameter]
+    for end in ends:
+        undo.callback(end.put, end.tensor)  # type: ignore[arg-type]
+        end.put(winner)
+    for end in (knot.source, *(target for _, target in knot.targets)):
+        undo.callback(fit_sizes(end))
+    if optimizer is not None:
+        for loser in losers.values():
+            optimizers.replace(optimizer, loser, winner)
+
+
+def _check_pair(tie: Tie, target: Slot, source: Slot) -> None:
+    for end in (target, source):
+        if not end.is_parameter:
+            raise TieError(
+                f"{tie}: {end.name} is a buffer, expected a parameter", help="register it as a torch.nn.Parameter"
+            )
+        if not is_plain(end.tensor):
+            raise TieError(
+                f"{tie}: {end.name} is {_kind(end.tensor)}, expected a plain dense parameter",
+                help="tie before quantising or sharding, or dequantise first",
+            )
+    a, b = target.tensor, source.tensor
+    for what, seen, other in (
+        ("shape", tuple(a.shape), tuple(b.shape)),
+        ("dtype", str(a.dtype), str(b.dtype)),
+        ("device", str(a.device), str(b.device)),
+    ):
+        if seen != other:
+            raise TieError(
+                f"{tie}: {target.name} has {what} {seen}, {source.name} has {other}; one matrix has one {what}",
+                help=_way_out(what, a, b),
+            )
+
+
+def _way_out(what: str, a: torch.Tensor, b: torch.Tensor) -> str:
+    if what == "shape":
+        if a.ndim == 2 and tuple(a.shape) == tuple(b.shape)[::-1]:
+            return "one is the other's transpose, which one parameter cannot be: store the head as (vocabulary, width)"
+        return "resize_vocab makes both ends one size; or leave them untied"
+    if what == "dtype":
+        return "bring both to one dtype with .to(dtype) first"
+    return "load or move the end on meta first" if a.is_meta or b.is_meta else "bring both to one device first"
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    if tensor.is_quantized:
+        return f"quantised ({tensor.dtype})"
+    return f"a {type(tensor).__name__}" if tensor.layout is torch.strided else f"{tensor.layout}"
+
+
+def _winner(knot: Knot, on_conflict: Conflict) -> nn.Parameter:
+    """The `Parameter` that stays."""
+    source = knot.source.tensor
+    assert isinstance(source, nn.Parameter)
+    apart = [(tie, end) for tie, end in knot.targets if state_of(end.tensor, source) is TieState.DIVERGED]
+    if not apart or on_conflict == "source":
+        return source
+    tie, end = apart[0]
+    if on_conflict == "raise":
+        raise TieError(
+            f"{tie}: the two ends hold different values ({difference(end.tensor, source)}); one would be lost",
+            help='on_conflict="source" keeps the embedding, "target" the head; untied, both stay',
+        )
+    for other_tie, other in apart[1:]:
+        if state_of(other.tensor, end.tensor) is TieState.DIVERGED:
+            raise TieError(
+                f"{tie.target} and {other_tie.target}: two targets of {tie.source} that differ from each other "
+                f"({difference(other.tensor, end.tensor)}), and on_conflict='target' can keep one",
+                help='tie them one at a time, or keep on_conflict="source"',
+            )
+    assert isinstance(end.tensor, nn.Parameter)
+    return end.tensor
+
+
+def _check_bias(end: Slot, winner: torch.Tensor) -> None:
+    bias = end.module._parameters.get("bias")
+    is_weight = isinstance(end.module, nn.Linear) and end.attribute == "weight"
+    if is_weight and bias is not None and len(bias) != len(winner):
+        raise TieError(
+            f"{end.name}: its bias has {len(bias)} entries and the shared matrix {len(winner)} rows",
+            help="resize_vocab resizes both; or give the head a bias of that length",
+        )
+
+
+def _governed(model: nn.Module, wanted: tuple[Tie, ...]) -> bool:
+    """Whether a flag decides about any of these ties."""
+    return bool(set(wanted) & set(declared_ties(model, flag=True)))
