@@ -8,20 +8,44 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bowline.audit import audit
     from bowline.checkpoint import open_checkpoint
-    from bowline.nn import check_ties, declared_ties, find_ties, tie_weights, untie_weights
+    from bowline.nn import (
+        TieGuard,
+        apply_once,
+        check_ties,
+        declared_ties,
+        find_ties,
+        keep_tied,
+        load_checkpoint,
+        load_state,
+        merge_lora,
+        quantize_tied,
+        save_checkpoint,
+        tie_weights,
+        unique_parameters,
+        untie_weights,
+    )
     from bowline.tie import Tie, TieState
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Tie",
+    "TieGuard",
     "TieState",
+    "apply_once",
     "audit",
     "check_ties",
     "declared_ties",
     "find_ties",
+    "keep_tied",
+    "load_checkpoint",
+    "load_state",
+    "merge_lora",
     "open_checkpoint",
+    "quantize_tied",
+    "save_checkpoint",
     "tie_weights",
+    "unique_parameters",
     "untie_weights",
 ]
 
@@ -29,10 +53,19 @@ _HOMES = {
     "Tie": "bowline.tie",
     "TieState": "bowline.tie",
     "open_checkpoint": "bowline.checkpoint",
+    "TieGuard": "bowline.nn",
+    "apply_once": "bowline.nn",
     "check_ties": "bowline.nn",
     "declared_ties": "bowline.nn",
     "find_ties": "bowline.nn",
+    "keep_tied": "bowline.nn",
+    "load_checkpoint": "bowline.nn",
+    "load_state": "bowline.nn",
+    "merge_lora": "bowline.nn",
+    "quantize_tied": "bowline.nn",
+    "save_checkpoint": "bowline.nn",
     "tie_weights": "bowline.nn",
+    "unique_parameters": "bowline.nn",
     "untie_weights": "bowline.nn",
 }
 

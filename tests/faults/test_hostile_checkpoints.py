@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 import bowline
 from bowline.audit import AuditReport
-from bowline.audit.config_edit import set_flags
+from bowline.checkpoint.config_edit import set_flags
 from bowline.audit.difference import explain_difference
 from bowline.audit.scan import scan_tables
 from bowline.checkpoint import open_checkpoint

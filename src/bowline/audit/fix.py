@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bowline.audit.config_edit import set_flags
 from bowline.audit.evidence import Evidence
 from bowline.audit.outcomes import Fate
 from bowline.audit.report import AuditReport
+from bowline.checkpoint.config_edit import set_flags
 from bowline.checkpoint.replace import replace_file
 from bowline.checkpoint.strict_json import loads
 from bowline.errors import ConfigError, FormatError
-from bowline.families.resolve import FLAG
+from bowline.families.resolve import FLAG, FLAGS
 
 __all__ = ["fix_config", "flag_edits"]
 
 CONFIG = "config.json"
-FLAGS = (FLAG, "tie_embedding")
-"""The flag, and what one family calls it; other keys that decide ties decide more than that."""
 HARM = frozenset({Fate.RANDOM, Fate.DROPPED})
 
 

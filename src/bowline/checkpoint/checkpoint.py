@@ -15,7 +15,7 @@ from bowline.checkpoint.dtypes import BITS, decode
 from bowline.checkpoint.fileset import FileSet
 from bowline.checkpoint.lint import Lint, LintKind
 from bowline.checkpoint.local import LocalDirectory
-from bowline.checkpoint.source import ByteSource
+from bowline.checkpoint.source import ByteSource, LocalFile
 from bowline.checkpoint.strict_json import loads
 from bowline.checkpoint.tensor import StoredTensor
 from bowline.checkpoint.weights import INDEX_SUFFIX, Weights, is_weight_file, read_weights
@@ -84,6 +84,7 @@ class Checkpoint(Closing):
         self.files = files
         self.location = location or files.location
         self._sources: dict[str, ByteSource] = {}
+        self._maps: dict[str, memoryview] = {}
         try:
             self._weights: Weights = read_weights(files, only)
         except BaseException:
@@ -180,6 +181,22 @@ class Checkpoint(Closing):
             raise UsageError(f"{name}: {buffer.nbytes} bytes from row {start} were asked for, it has {tensor.nbytes}")
         self._source(tensor.file).read_into(tensor.offset + start * per_row, buffer)
 
+    def stored_bytes(self, name: str, *, mapped: bool = True) -> tuple[memoryview, int]:
+        """A buffer that holds the tensor's stored bytes, and where in it they begin. The buffer may be written to.
+
+        `mapped` gives the whole file, copy on write (`LocalFile.map`), where the file is on this machine; otherwise
+        the bytes are read, without gaps or strides undone.
+        """
+        tensor = self._tensor(name)
+        source = self._source(tensor.file)
+        if mapped and isinstance(source, LocalFile) and tensor.nbytes:
+            if tensor.file not in self._maps:
+                self._maps[tensor.file] = memoryview(source.map())
+            return self._maps[tensor.file], tensor.offset
+        buffer = memoryview(bytearray(tensor.nbytes))
+        source.read_into(tensor.offset, buffer)
+        return buffer, 0
+
     def _strided(self, tensor: StoredTensor, start: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Rows of a view: the bytes that they span are read, and the view is taken in memory."""
         import numpy as np
@@ -213,6 +230,7 @@ class Checkpoint(Closing):
         for source in self._sources.values():
             source.close()
         self._sources.clear()
+        self._maps.clear()  # what was handed out stays valid
         self.files.close()
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from errno import ENOTDIR
 from pathlib import Path
 
+from bowline.checkpoint.durable import copy_attributes, create, fill, synchronise
 from bowline.errors import ConfigError
 
 __all__ = ["UNDO_DIRECTORY", "replace_file"]
@@ -49,7 +50,7 @@ def replace_file(path: Path, content: bytes, *, why: str) -> Path:
             _forget(backup, path)
             raise
         _put_in_place(path, content, status)
-        _synchronise(path.parent)
+        synchronise(path.parent)
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be replaced: {error.strerror or error}", help="check the directory's permissions and space"
@@ -59,23 +60,13 @@ def replace_file(path: Path, content: bytes, *, why: str) -> Path:
 
 def _put_in_place(path: Path, content: bytes, status: os.stat_result) -> None:
     staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = _create(staged, status.st_mode & 0o7777)
+    descriptor = create(staged, status.st_mode & 0o7777)
     try:
-        _fill(descriptor, content, status.st_mode & 0o7777)
-        _copy_attributes(path, status, staged)
+        fill(descriptor, content, status.st_mode & 0o7777)
+        copy_attributes(status, path, staged)
         staged.replace(path)
     finally:
         staged.unlink(missing_ok=True)
-
-
-def _copy_attributes(path: Path, status: os.stat_result, staged: Path) -> None:
-    """Owner and extended attributes, as far as this user may and this file system can."""
-    with suppress(OSError):
-        os.chown(staged, status.st_uid, status.st_gid)
-    if hasattr(os, "listxattr"):
-        with suppress(OSError):
-            for name in os.listxattr(path):
-                os.setxattr(staged, name, os.getxattr(path, name))
 
 
 def _backup_directory(path: Path) -> Path:
@@ -105,7 +96,7 @@ def _keep(backup: Path, path: Path, before: bytes, after: bytes, why: str, mode:
         "files": {path.name: {"sha256_before": _digest(before), "sha256_after": _digest(after)}},
     }
     _write(backup / "manifest.json", json.dumps(manifest, indent=2).encode() + b"\n", 0o644)
-    _synchronise(backup)
+    synchronise(backup)
 
 
 def _forget(backup: Path, path: Path) -> None:
@@ -118,27 +109,7 @@ def _forget(backup: Path, path: Path) -> None:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    _fill(_create(path, mode), content, mode)
-
-
-def _create(path: Path, mode: int) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-
-
-def _fill(descriptor: int, content: bytes, mode: int) -> None:
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fchmod(file.fileno(), mode)
-        os.fsync(file.fileno())
-
-
-def _synchronise(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fill(create(path, mode), content, mode)
 
 
 def _digest(content: bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from abc import ABC, abstractmethod
+from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 
 from bowline.checkpoint.closing import Closing
@@ -101,6 +102,18 @@ class LocalFile(ByteSource):
                     help="another process is rewriting it; run again when that is done",
                 )
             done += count
+
+    def map(self) -> mmap:
+        """The file in memory, copy on write: pages come from the disk when they are touched, changes stay private.
+
+        A file that is cut short under a mapping crashes whoever touches it; one that is replaced by another, as
+        Bowline replaces files, does no harm.
+        """
+        try:
+            return mmap(self._fd, self.size, access=ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise CheckpointError(f"{self.path}: cannot be mapped: {reason}", help="load it with mmap=False") from error
 
     def _unreadable(self, error: OSError) -> CheckpointError:
         reason = error.strerror or type(error).__name__

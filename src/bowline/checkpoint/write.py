@@ -1,8 +1,7 @@
-"""Writing safetensors: the layout that the format's own writer gives, byte for byte, without torch."""
+"""Writing numpy arrays as safetensors: the file that the format's own writer gives, byte for byte, without torch."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bowline.checkpoint.dtypes import BITS
+from bowline.checkpoint.stream import Payload, write_payloads
 from bowline.errors import UsageError
 
 __all__ = ["Bits", "save_safetensors"]
@@ -47,29 +47,19 @@ class Bits:
 def save_safetensors(
     path: Path, tensors: Mapping[str, npt.NDArray[Any] | Bits], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a file of tensors: widest dtype first, then by name; the header padded with spaces to 8 bytes."""
-    parts: list[tuple[str, str, npt.NDArray[Any]]] = []
-    for name, tensor in tensors.items():
-        if isinstance(tensor, Bits):
-            parts.append((name, tensor.dtype, tensor.patterns))
-        else:
-            if tensor.dtype.name not in NUMPY_DTYPES:
-                raise UsageError(
-                    f"{name}: an array of {tensor.dtype} cannot be written, expected one of {', '.join(NUMPY_DTYPES)}",
-                    help="convert it, or give its patterns as Bits",
-                )
-            parts.append((name, NUMPY_DTYPES[tensor.dtype.name], tensor))
-    order = {dtype: at for at, dtype in enumerate(BITS)}
-    parts.sort(key=lambda part: (-order[part[1]], part[0]))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    at = 0
-    for name, dtype, array in parts:
-        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
-        at += array.nbytes
-    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    encoded += b" " * (-len(encoded) % 8)
+    """Write a file of arrays, any of them strided or big-endian; see `write_payloads`."""
+    payloads = [_payload(name, tensor) for name, tensor in tensors.items()]
     with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little"))
-        file.write(encoded)
-        for _, _, array in parts:
-            file.write(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+        write_payloads(file, payloads, metadata)
+
+
+def _payload(name: str, tensor: npt.NDArray[Any] | Bits) -> Payload:
+    array = tensor.patterns if isinstance(tensor, Bits) else tensor
+    if not isinstance(tensor, Bits) and array.dtype.name not in NUMPY_DTYPES:
+        raise UsageError(
+            f"{name}: an array of {array.dtype} cannot be written, expected one of {', '.join(NUMPY_DTYPES)}",
+            help="convert it, or give its patterns as Bits",
+        )
+    dtype = tensor.dtype if isinstance(tensor, Bits) else NUMPY_DTYPES[array.dtype.name]
+    little = array.dtype.newbyteorder("<")
+    return Payload(name=name, dtype=dtype, shape=array.shape, data=lambda: np.ascontiguousarray(array, little))

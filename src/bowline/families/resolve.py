@@ -10,9 +10,11 @@ from bowline.families.infer import infer_ties, infer_vocabulary
 from bowline.families.table import ABSENT, Architecture, Gate, Table, load_table, lookup
 from bowline.tie import Tie
 
-__all__ = ["FLAG", "resolve", "stated_levels"]
+__all__ = ["FLAG", "FLAGS", "resolve", "stated_levels"]
 
 FLAG = "tie_word_embeddings"
+FLAGS = (FLAG, "tie_embedding")
+"""The flag, and what one family calls it; other keys that decide ties decide more than that."""
 VOCAB_SIZES = ("vocab_size", "text_config.vocab_size", "llm_config.vocab_size", "language_config.vocab_size", "n_vocab")
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from bowline.nn.lora import merge_lora
+from bowline.nn.once import apply_once, unique_parameters
+from bowline.nn.quantize import quantize_tied
+from bowline.nn.state.load import LoadReport, load_state
+from bowline.nn.state.load_checkpoint import load_checkpoint
+from bowline.nn.state.save_checkpoint import save_checkpoint
 from bowline.nn.ties.check import check_ties
 from bowline.nn.ties.declared import declared_ties
 from bowline.nn.ties.find import FoundTies, find_ties
+from bowline.nn.ties.guard import TieGuard
+from bowline.nn.ties.keep import keep_tied
 from bowline.nn.ties.report import Remark, TieCheck, TieReport
 from bowline.nn.ties.tying import tie_weights
 from bowline.nn.ties.untying import untie_weights
 
 __all__ = [
     "FoundTies",
+    "LoadReport",
     "Remark",
     "TieCheck",
+    "TieGuard",
     "TieReport",
+    "apply_once",
     "check_ties",
     "declared_ties",
     "find_ties",
+    "keep_tied",
+    "load_checkpoint",
+    "load_state",
+    "merge_lora",
+    "quantize_tied",
+    "save_checkpoint",
     "tie_weights",
+    "unique_parameters",
     "untie_weights",
 ]

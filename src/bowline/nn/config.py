@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import FrozenInstanceError, is_dataclass
 from typing import Any
 
 from torch import nn
 
-__all__ = ["FLAG", "flag_levels", "flag_of", "live_configs", "restore", "set_flag", "text_config"]
+__all__ = [
+    "FLAG",
+    "flag_is_forced",
+    "flag_levels",
+    "flag_of",
+    "is_among",
+    "live_configs",
+    "restore",
+    "set_flag",
+    "text_config",
+]
 
 FLAG = "tie_word_embeddings"
+FORCED_TRUE: dict[int, frozenset[str]] = {4: frozenset(), 5: frozenset({"umt5"})}
+"""Families, by version of transformers, whose configs make the flag true at every load, and whose `forward` asks it: a
+live flag that was cleared would change what the model computes, against what it computes once it is loaded again."""
 
 
 def flag_of(config: Any) -> bool | None:
@@ -81,7 +95,11 @@ def set_flag(model: nn.Module, value: bool) -> list[tuple[Any, bool]]:
     before = []
     for _, level in live_configs(model):
         stated = flag_of(level)
-        if stated is not None and stated != value and (not value or id(level) in wanted):
+        if (
+            stated is not None
+            and stated != value
+            and (id(level) in wanted if value else not is_among(FORCED_TRUE, level))
+        ):
             before.append((level, stated))
             _write(level, value)
     return before
@@ -105,3 +123,20 @@ def _write(level: Any, value: bool) -> None:
         setattr(level, FLAG, value)
     except FrozenInstanceError:
         object.__setattr__(level, FLAG, value)
+
+
+def is_among(families: Mapping[int, frozenset[str]], config: Any) -> bool:
+    """Whether the config's family is one of those listed for the version of transformers that is loaded."""
+    transformers = sys.modules.get("transformers")
+    model_type = getattr(config, "model_type", None)
+    if transformers is None or model_type is None:
+        return False
+    return model_type in families.get(int(transformers.__version__.partition(".")[0]), frozenset())
+
+
+def flag_is_forced(config: Any) -> bool:
+    """Whether the config's class makes the flag true whatever `config.json` says, as T5's does in transformers 5."""
+    try:
+        return flag_of(type(config).from_dict({**config.to_dict(), FLAG: False})) is True
+    except (AttributeError, TypeError, ValueError):
+        return False

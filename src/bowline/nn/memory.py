@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 
-__all__ = ["extent", "overlap", "overlapping"]
+__all__ = ["extent", "knots", "overlap", "overlapping"]
 
 Key = TypeVar("Key")
 Extent = tuple[str, int, int]
@@ -53,3 +53,13 @@ def overlapping(tensors: Sequence[tuple[Key, torch.Tensor]]) -> Iterator[tuple[K
             yield tensors[widest][0], tensors[at][0]
         if device != home or stop > end:
             home, end, widest = device, stop, at
+
+
+def knots(pairs: Iterable[tuple[Key, Key]]) -> list[list[Key]]:
+    """Connected groups, each in the order in which its members were first seen."""
+    found: list[list[Key]] = []
+    for one, other in pairs:
+        joined = [knot for knot in found if one in knot or other in knot]
+        merged = list(dict.fromkeys([key for knot in joined for key in knot] + [one, other]))
+        found = [knot for knot in found if knot not in joined] + [merged]
+    return found

@@ -1,45 +1,56 @@
-"""Families in which `tie_word_embeddings` decides two things: the tie, and a scale before the head.
+"""Families that scale before the head, and let `tie_word_embeddings` decide about it.
 
-They multiply the decoder's output by d_model^-1/2 when the flag is true, so a head that is untied by clearing the flag
-must carry that factor itself. Read from their `forward` in transformers 4.57.1 and 5.23.0.
+T5 v1.0 multiplies the decoder's output by d_model^-1/2 before its tied head, v1.1 does not and unties. transformers 4
+reads both from the flag; 5 has `scale_decoder_outputs` in some families and asks the flag in others. A head that is
+untied by clearing the flag must therefore carry the factor itself, which is v1.1's form and read alike everywhere.
+Read from the classes' `forward` in transformers 4.57.1 and 5.23.0.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
 from torch import nn
 
-__all__ = ["flag_is_forced", "scale_of_flag"]
+from bowline.nn.config import flag_of, is_among, live_configs
 
+__all__ = ["follows_flag", "head_scale", "scale_again", "stop_scaling"]
+
+SCALE = "scale_decoder_outputs"
 SCALED_BY_FLAG = {
     4: frozenset({"longt5", "mt5", "pop2piano", "switch_transformers", "t5", "udop", "umt5"}),
-    5: frozenset({"switch_transformers", "udop"}),
+    5: frozenset({"longt5", "pop2piano", "switch_transformers", "udop"}),
 }
-FORCED_TRUE: dict[int, frozenset[str]] = {4: frozenset(), 5: frozenset({"umt5"})}
-"""Here the flag is made true at every load whatever `config.json` says, and scales: a live model must keep it."""
+"""By version of transformers: a checkpoint of these families is scaled when its flag is true, and only then."""
 
 
-def scale_of_flag(model: nn.Module) -> float:
-    """What the head's input is multiplied by only while the flag is true: d_model^-1/2, or 1."""
+def follows_flag(model: nn.Module) -> bool:
+    """Whether a loader would scale this model's head by nothing but the flag in its `config.json`."""
+    return is_among(SCALED_BY_FLAG, getattr(model, "config", None))
+
+
+def head_scale(model: nn.Module) -> float:
+    """What the head's input is multiplied by now, and no longer once the flag is cleared: d_model^-1/2, or 1."""
     config = getattr(model, "config", None)
-    if not _among(SCALED_BY_FLAG, config):
+    scales = getattr(config, SCALE, None)
+    if scales is None:
+        scales = follows_flag(model) and flag_of(config) is not False
+    if not scales:
         return 1.0
     width: float = getattr(config, "d_model", None) or config.hidden_size  # type: ignore[union-attr]
     return 1.0 / math.sqrt(width)
 
 
-def flag_is_forced(config: Any) -> bool:
-    """Whether clearing the live flag would change what the model computes, against what it computes once reloaded."""
-    return _among(FORCED_TRUE, config)
+def stop_scaling(model: nn.Module) -> list[Any]:
+    """Clear `scale_decoder_outputs` in every live config that has it; returns those, to `scale_again`."""
+    changed = [level for _, level in live_configs(model) if getattr(level, SCALE, None)]
+    for level in changed:
+        setattr(level, SCALE, False)
+    return changed
 
 
-def _among(families: dict[int, frozenset[str]], config: Any) -> bool:
-    transformers = sys.modules.get("transformers")
-    model_type = getattr(config, "model_type", None)
-    if transformers is None or model_type is None:
-        return False
-    major = int(transformers.__version__.partition(".")[0])
-    return model_type in families.get(major, frozenset())
+def scale_again(changed: list[Any]) -> None:
+    """Undo `stop_scaling`."""
+    for level in changed:
+        setattr(level, SCALE, True)

@@ -94,7 +94,7 @@ def _nothing_there(model: nn.Module, name: str, known: dict[str, Slot]) -> TieEr
                 f"{name}: is computed by weight_norm from {attribute}_g and {attribute}_v, expected a parameter",
                 help="torch.nn.utils.remove_weight_norm first, then tie",
             )
-        if attribute in module._parameters:
+        if attribute in module._parameters and module._parameters[attribute] is None:
             return TieError(
                 f"{name}: is None, expected a parameter", help="give the module that parameter, or leave out the tie"
             )

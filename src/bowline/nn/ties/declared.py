@@ -46,7 +46,7 @@ def declared_ties(model: nn.Module, *, flag: bool | None = None) -> tuple[Tie, .
     known: dict[str, Slot] | None = None
     found: dict[str, str] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
-        own, keys = getattr(module, "ties", None), getattr(module, "_tied_weights_keys", None)
+        own, keys = _stated(module, "ties"), _stated(module, "_tied_weights_keys")
         if not own and not keys:
             continue
         known = slots(model) if known is None else known
@@ -75,6 +75,11 @@ def as_ties(ties: Ties) -> tuple[Tie, ...]:
                 f"{pair!r}: is no tie", help="give Tie(target, source), (target, source) or {target: source}"
             )
     return _from_roots(made)
+
+
+def _stated(module: nn.Module, name: str) -> Any:
+    """The module's own attribute, and not one that a wrapper (torch.compile's, PEFT's) fetches from what it wraps."""
+    return getattr(module, name) if name in module.__dict__ or hasattr(type(module), name) else None
 
 
 def _own(module: nn.Module, ties: Any, flag: bool | None) -> Iterator[Tie]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import nn
 
-from bowline.nn.memory import overlapping
+from bowline.nn.memory import knots, overlapping
 from bowline.nn.slots import Slot, named_slots
 from bowline.nn.ties.declared import declared_ties
 from bowline.tie import Tie
@@ -69,7 +69,7 @@ def find_ties(model: nn.Module) -> FoundTies:
         if slot is not sources[key]
     )
     aliases = []
-    for knot in _knots(overlapping([(key, source.tensor) for key, source in sources.items()])):
+    for knot in knots(overlapping([(key, source.tensor) for key, source in sources.items()])):
         first, *others = sorted((sources[key] for key in knot), key=rank)
         aliases += [Tie(other.name, first.name) for other in others]
     return FoundTies(ties, tuple(aliases))
@@ -86,13 +86,3 @@ def _ranking(model: nn.Module) -> Callable[[Slot], tuple[bool, bool, bool, int]]
         return name not in sources, name in targets, not isinstance(slot.module, nn.Embedding), order[name]
 
     return rank
-
-
-def _knots(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Connected groups, each in the order in which its members were first seen."""
-    knots: list[list[int]] = []
-    for one, other in pairs:
-        joined = [knot for knot in knots if one in knot or other in knot]
-        merged = list(dict.fromkeys([key for knot in joined for key in knot] + [one, other]))
-        knots = [knot for knot in knots if knot not in joined] + [merged]
-    return knots

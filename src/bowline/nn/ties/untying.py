@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from bowline.errors import TieError, UsageError
 from bowline.nn import optimizers
-from bowline.nn.config import restore, set_flag
-from bowline.nn.scaling import scale_of_flag
+from bowline.nn.config import flag_is_forced, restore, set_flag
+from bowline.nn.scaling import follows_flag, head_scale, scale_again, stop_scaling
 from bowline.nn.slots import Slot, slot, slots
 from bowline.nn.ties.compare import is_plain
 from bowline.nn.ties.declared import Ties, as_ties, declared_ties
@@ -22,7 +22,7 @@ from bowline.nn.ties.find import find_ties
 from bowline.nn.ties.told import tell_transformers
 from bowline.tie import Tie
 
-__all__ = ["Head", "untie_weights"]
+__all__ = ["Head", "separate", "untie_weights"]
 
 Head: TypeAlias = Literal["copy"] | Callable[[torch.Tensor], Any]
 """`"copy"`, or a function that draws a fresh head in place, such as `torch.nn.init.xavier_uniform_`."""
@@ -33,14 +33,15 @@ def untie_weights(
 ) -> tuple[Tie, ...]:
     """Give each tie's target a `Parameter` of its own; returns the ties that were undone.
 
-    `ties` are those that the model's classes declare and that hold now (where none are declared, those found on an
-    embedding), unless they are given. A target becomes a copy of its source, bias ties included, so the model computes
-    what it did. A callable `head` draws the output head afresh instead; biases and the tables of an encoder and a
-    decoder are copied even then. `tie_word_embeddings` becomes false at every level of every config that states it.
-    In `optimizer` the new parameter joins its source's group with a copy of its state.
+    `ties` are those that the model's classes declare, that hold now and that end with the flag, unless they are given
+    (the tables of a T5's encoder and decoder do not end: its config forces the flag). Where none are declared, they are
+    those of a head to an embedding. A target becomes a copy of its source, bias ties included, so the model computes
+    what it did; a callable `head` draws the output head's matrix afresh instead. `tie_word_embeddings` becomes false at
+    every level of every config that states it. In `optimizer` the new parameter joins its source's group with a copy
+    of its state.
 
-    Where the flag also scales the decoder's output (transformers 4's T5, for one), the copied head takes the factor
-    d_model^-1/2 upon itself.
+    Where the flag also scales the decoder's output (T5), the copied head takes the factor d_model^-1/2 upon itself, and
+    `scale_decoder_outputs` becomes false: the form of T5 v1.1, which every version of transformers reads alike.
 
     Raises:
         TieError: an unknown name, or a tie whose ends are not shared; the model is as it was.
@@ -55,35 +56,59 @@ def untie_weights(
     """
     if head != "copy" and not callable(head):
         raise UsageError(f"head={head!r}: expected 'copy' or a function that draws a tensor in place")
-    declared = set(declared_ties(model, flag=True))
     undone = _holding(model) if ties is None else _checked(model, as_ties(ties))
-    scale = scale_of_flag(model) if declared & set(undone) else 1.0
+    heads = [tie for tie in declared_ties(model, flag=True) if _is_head(model, tie)]
+    if not undone and not heads:
+        return ()
+    scale = head_scale(model) if heads else 1.0
+    apart = [tie for tie in heads if tie not in undone] if follows_flag(model) else []
+    separate(model, undone, head=head, scale=scale, optimizer=optimizer)
+    for tie in apart:  # a head of its own already, and scaled until now
+        with torch.no_grad():
+            slots(model)[tie.target].tensor.mul_(scale)
+    return undone
+
+
+def separate(
+    model: nn.Module,
+    ties: tuple[Tie, ...],
+    *,
+    head: Head = "copy",
+    scale: float = 1.0,
+    optimizer: Optimizer | None = None,
+) -> None:
+    """Give each target a `Parameter` of its own, times `scale` where it is the head's, and clear the flag."""
     known = slots(model)
-    fresh = {tie: _fresh(known[tie.target], known[tie.source].tensor, head, scale) for tie in undone}
+    fresh = {tie: _fresh(known[tie.target], known[tie.source].tensor, head, scale) for tie in ties}
     with ExitStack() as undo:
         for tie, parameter in fresh.items():
             source = known[tie.source].tensor
             _hang_alone(model, known[tie.target], known[tie.source], parameter, undo)
             if optimizer is not None:
                 optimizers.copy_state(optimizer, source, parameter)
-        if declared:
+        if declared_ties(model, flag=True):
             undo.callback(restore, set_flag(model, False))
+        if scale != 1.0:
+            undo.callback(scale_again, stop_scaling(model))
         undo.pop_all()
     tell_transformers(model)
-    return undone
 
 
 def _holding(model: nn.Module) -> tuple[Tie, ...]:
-    """The declared ties that hold; where nothing is declared, the ties on an embedding."""
+    """The declared ties that hold and that end with the flag; where none are declared, a head's to an embedding."""
     known = slots(model)
-    declared = declared_ties(model, flag=True)
+    declared = [tie for tie in declared_ties(model, flag=True) if tie.target in known and tie.source in known]
     if declared:
-        return tuple(
-            tie
-            for tie in declared
-            if tie.target in known and tie.source in known and known[tie.target].tensor is known[tie.source].tensor
-        )
-    return tuple(tie for tie in find_ties(model) if isinstance(known[tie.source].module, nn.Embedding))
+        tables_stay = flag_is_forced(getattr(model, "config", None))
+    else:
+        declared = [tie for tie in find_ties(model) if isinstance(known[tie.source].module, nn.Embedding)]
+        tables_stay = True
+    return tuple(
+        tie
+        for tie in declared
+        if known[tie.target].tensor is known[tie.source].tensor
+        and not (tables_stay and isinstance(known[tie.target].module, nn.Embedding))
+    )
 
 
 def _checked(model: nn.Module, ties: tuple[Tie, ...]) -> tuple[Tie, ...]:
@@ -98,7 +123,7 @@ def _checked(model: nn.Module, ties: tuple[Tie, ...]) -> tuple[Tie, ...]:
 
 
 def _fresh(target: Slot, source: torch.Tensor, head: Head, scale: float) -> nn.Parameter:
-    is_head = source.ndim > 1 and not isinstance(target.module, nn.Embedding)
+    is_head = _makes_logits(target)
     with torch.no_grad():
         own = source.detach().clone()
         if is_head and callable(head):
@@ -122,3 +147,13 @@ def _hang_alone(model: nn.Module, target: Slot, source: Slot, parameter: nn.Para
     else:
         undo.callback(target.put, target.tensor)  # type: ignore[arg-type]
     target.put(parameter)
+
+
+def _is_head(model: nn.Module, tie: Tie) -> bool:
+    known = slots(model)
+    return tie.target in known and _makes_logits(known[tie.target])
+
+
+def _makes_logits(target: Slot) -> bool:
+    """A matrix that is not looked up in: the output head, and not another table or a bias."""
+    return target.tensor.ndim > 1 and not isinstance(target.module, nn.Embedding)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bowline.audit.config_edit import set_flags
+from bowline.checkpoint.config_edit import set_flags
 from bowline.errors import ConfigError
 
 FLAG = "tie_word_embeddings"

@@ -1,0 +1,69 @@
+"""What makes written bytes stay: created by nobody else, on the disk, and with the rights of what they replace."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from bowline.errors import CheckpointError
+
+__all__ = ["DISK_FULL", "cannot_write", "copy_attributes", "create", "fill", "synchronise"]
+
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The disk, the quota or the process's limit has no room for another byte."""
+
+_WAYS_OUT = {
+    errno.EACCES: "check the permissions of the directory and of the one that holds it",
+    errno.EPERM: "check the permissions of the directory and of the one that holds it",
+    errno.EROFS: "write to a file system that is not read-only",
+    errno.EEXIST: "write into an empty directory",
+    errno.EBUSY: "it is a mount point, whose name cannot change hands: give a directory below it",
+    errno.ENOTDIR: "one of the directories that hold it is a file: give another path",
+    errno.EISDIR: "a subdirectory there has the name of a new file: rename it, or give another directory",
+    errno.EXDEV: "it is a mount point, or has one inside: give a directory below it, or one without mounts",
+}
+
+
+def create(path: Path, mode: int = 0o666) -> int:
+    """A descriptor of a new file, `mode` less the umask; never of one that is there already, nor through a link."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+
+
+def fill(descriptor: int, content: bytes, mode: int) -> None:
+    """Write, set the mode whatever the umask, synchronise, and close."""
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fchmod(file.fileno(), mode)
+        os.fsync(file.fileno())
+
+
+def synchronise(path: Path) -> None:
+    """Return when a file's bytes, or a directory's names, would survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def copy_attributes(status: os.stat_result, path: Path, staged: Path) -> None:
+    """Owner, mode and extended attributes, as far as this user may and this file system can."""
+    with suppress(OSError):
+        os.chown(staged, status.st_uid, status.st_gid)
+    staged.chmod(status.st_mode & 0o7777)  # after the owner: a change of owner clears bits
+    if hasattr(os, "listxattr"):
+        with suppress(OSError):
+            for name in os.listxattr(path):
+                os.setxattr(staged, name, os.getxattr(path, name))
+
+
+def cannot_write(path: Path, error: OSError) -> CheckpointError:
+    """What a person is told when the system refuses to write at `path`."""
+    if error.errno in DISK_FULL:
+        way_out = "free space: until the new checkpoint is whole, the old one is kept beside it"
+    else:
+        way_out = _WAYS_OUT.get(error.errno or 0, "check the directory's permissions and space")
+    return CheckpointError(f"{path}: cannot be written: {error.strerror or error}", help=way_out)

@@ -1,0 +1,65 @@
+"""A shared matrix is one parameter: drawn once, counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import nn
+
+from bowline.nn.memory import knots, overlapping
+from bowline.nn.slots import Slot, slots
+from bowline.nn.ties.find import find_ties
+
+__all__ = ["apply_once", "unique_parameters"]
+
+
+def apply_once(model: nn.Module, init: Callable[[nn.Module], object]) -> nn.Module:
+    """`model.apply(init)`, but each shared parameter is drawn once, by its source's module.
+
+    torch's `apply` visits every module, so a tied matrix is drawn twice and the head's draw, usually of another scale,
+    is the one that stays. Here a target's module sees a stand-in without values while `init` runs on it; its other
+    parameters (a bias) are drawn as ever. Returns `model`.
+
+    Example:
+        >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9)})
+        >>> model["lm_head"].weight = model["wte"].weight
+        >>> draw = {nn.Embedding: 1.0, nn.Linear: 0.0}
+        >>> _ = apply_once(model, lambda m: type(m) in draw and nn.init.constant_(m.weight, draw[type(m)]))
+        >>> model["wte"].weight.detach().unique()
+        tensor([1.])
+    """
+    known = slots(model)
+    borrowed: dict[nn.Module, list[Slot]] = {}
+    for tie in find_ties(model):
+        if not known[tie.target].same_place(known[tie.source]):  # a module under two names is visited once anyway
+            borrowed.setdefault(known[tie.target].module, []).append(known[tie.target])
+
+    def once(module: nn.Module) -> None:
+        ends = borrowed.get(module, [])
+        kept = [slot.tensor for slot in ends]
+        for slot, tensor in zip(ends, kept, strict=True):
+            slot.put(nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=tensor.requires_grad))
+        try:
+            init(module)
+        finally:
+            for slot, tensor in zip(ends, kept, strict=True):
+                slot.put(tensor)  # type: ignore[arg-type]
+
+    return model.apply(once)
+
+
+def unique_parameters(parameters: Iterable[torch.Tensor] | nn.Module) -> Iterator[torch.Tensor]:
+    """Each parameter once, and of several on one memory the first: what an optimizer or a norm should be given.
+
+    `torch.nn.utils.clip_grad_norm_` counts what is listed twice twice, and SGD steps twice.
+
+    Example:
+        >>> table = nn.Parameter(torch.ones(3, 2))
+        >>> len(list(unique_parameters([table, table, nn.Parameter(table.detach())])))
+        1
+    """
+    given = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
+    distinct = list({id(parameter): parameter for parameter in given}.values())
+    again = {at for knot in knots(overlapping(list(enumerate(distinct)))) for at in sorted(knot)[1:]}
+    return (parameter for at, parameter in enumerate(distinct) if at not in again)

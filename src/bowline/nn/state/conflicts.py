@@ -1,0 +1,116 @@
+"""Which of two ends a state dict speaks for, when a model has one matrix and the state may have two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from bowline.errors import TieError, UsageError
+from bowline.nn.slots import slots
+from bowline.nn.ties.compare import difference, state_of
+from bowline.nn.ties.declared import declared_ties
+from bowline.nn.ties.find import find_ties
+from bowline.tie import Tie, TieState
+
+__all__ = ["OnConflict", "Resolution", "resolve_ties"]
+
+OnConflict = Literal["raise", "source", "target", "untie"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What the state says about the model's ties.
+
+    `values`: for each source, the tensor that its whole knot takes. `names`: which names those stand for. `apart`: ties
+    whose ends the state holds with different values, and that are to be undone.
+    """
+
+    values: Mapping[str, torch.Tensor]
+    names: Mapping[str, tuple[str, ...]]
+    apart: tuple[Tie, ...]
+
+
+def resolve_ties(model: nn.Module, state: Mapping[str, torch.Tensor], on_conflict: OnConflict) -> Resolution:
+    """Compare the ends that `state` holds of every tie that `model` has or declares.
+
+    Raises:
+        TieError: two ends differ and `on_conflict` is `"raise"`.
+    """
+    if on_conflict not in ("raise", "source", "target", "untie"):
+        raise UsageError(f"on_conflict={on_conflict!r}: expected 'raise', 'source', 'target' or 'untie'")
+    values: dict[str, torch.Tensor] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    apart: list[Tie] = []
+    for source, targets in _knots(model).items():
+        held = [name for name in (source, *targets) if name in state]
+        if not held:
+            continue
+        chosen = held[0]
+        together, differing = [source, *targets], []
+        for name in held[1:]:
+            if not _same(state[name], state[chosen]):
+                differing.append(name)
+        if differing:
+            chosen = _choose(source, chosen, differing, state, on_conflict)
+            if on_conflict == "untie":
+                apart += [Tie(name, source) for name in differing]
+                together = [name for name in together if name not in differing]
+        values[source] = state[chosen]
+        names[source] = tuple(together)
+    return Resolution(values, names, tuple(apart))
+
+
+def _knots(model: nn.Module) -> dict[str, list[str]]:
+    """The names of each shared matrix, by its source: what is shared now, and what is declared to be."""
+    known = slots(model)
+    roots: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while name in roots:
+            name = roots[name]
+        return name
+
+    for tie in (*declared_ties(model), *find_ties(model)):
+        if tie.target in known and tie.source in known and root(tie.target) != root(tie.source):
+            roots[root(tie.target)] = root(tie.source)
+    knots: dict[str, list[str]] = {}
+    for name in roots:
+        knots.setdefault(root(name), []).append(name)
+    return knots
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return state_of(one, other) in (TieState.SHARED, TieState.ALIAS, TieState.EQUAL)
+
+
+def _choose(
+    source: str, first: str, differing: list[str], state: Mapping[str, torch.Tensor], on_conflict: OnConflict
+) -> str:
+    if on_conflict == "raise":
+        other = differing[0]
+        raise TieError(
+            f"{other} <- {source}: the model has one matrix and the state two, {other} and {first}, which differ: "
+            f"{_how(state[other], state[first])}",
+            help='on_conflict="untie" keeps both; "source" keeps the embedding, "target" the head',
+        )
+    if on_conflict == "target":
+        others = [name for name in differing[1:] if not _same(state[name], state[differing[0]])]
+        if others:
+            raise TieError(
+                f"{differing[0]} and {others[0]}: two targets of {source} that differ from each other, and "
+                "on_conflict='target' can keep one",
+                help='on_conflict="untie" keeps all',
+            )
+        return differing[0]
+    return first
+
+
+def _how(one: torch.Tensor, other: torch.Tensor) -> str:
+    for what, a, b in (("shape", tuple(one.shape), tuple(other.shape)), ("dtype", one.dtype, other.dtype)):
+        if a != b:
+            return f"{what} {a} and {b}"
+    return str(difference(one, other))

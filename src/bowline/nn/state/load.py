@@ -1,0 +1,235 @@
+"""State into a model whose matrices may be shared: compared first, then loaded, and as tied afterwards as before."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from bowline.errors import CheckpointError, TieError
+from bowline.nn.slots import Slot, slots
+from bowline.nn.state.conflicts import OnConflict, Resolution, resolve_ties
+from bowline.nn.ties.declared import declared_ties
+from bowline.nn.ties.told import fit_sizes, tell_transformers
+from bowline.nn.ties.untying import separate
+from bowline.tie import Tie
+
+__all__ = ["LoadReport", "load_into", "load_state"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What a load did: names that the state lacked, names that the model has no use for, ties kept and undone.
+
+    Truthy when every name met its match.
+    """
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    tied: tuple[Tie, ...]
+    untied: tuple[Tie, ...]
+
+    def __bool__(self) -> bool:
+        return not self.missing and not self.unexpected
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.tied)} ties", f"{len(self.untied)} undone" if self.untied else ""]
+        parts += [f"missing {_some(self.missing)}" if self.missing else ""]
+        parts += [f"unexpected {_some(self.unexpected)}" if self.unexpected else ""]
+        return "; ".join(part for part in parts if part)
+
+
+def load_state(
+    model: nn.Module,
+    state_dict: Mapping[str, Any],
+    *,
+    assign: bool = False,
+    on_conflict: OnConflict = "raise",
+    strict: bool = True,
+) -> LoadReport:
+    """`model.load_state_dict`, aware of ties: tied before is tied after, and no end is overwritten by the other.
+
+    A state that holds one end of a tie loads it for both. A state that holds both must hold the same bits, or say by
+    `on_conflict` which to keep: `"source"`, `"target"`, or `"untie"`, which keeps both and clears the flag. `assign`
+    takes the given tensors' memory (what a model on meta needs) without making new `Parameter`s, so optimizers stay
+    right; it leaves no trace in the state dict. Hooks and custom loading of modules run as in torch.
+
+    Raises:
+        TieError: the ends of a tie differ, or an untied head is missing while its embedding is there.
+        CheckpointError: with `strict`, names that are missing or unexpected; always, shapes that differ. The model is
+            as it was.
+
+    Example:
+        >>> model = nn.ModuleDict({"wte": nn.Embedding(3, 2), "lm_head": nn.Linear(2, 3, bias=False)})
+        >>> model["lm_head"].weight = model["wte"].weight
+        >>> print(load_state(model, {"wte.weight": torch.ones(3, 2)}, assign=True))
+        1 ties
+        >>> model["lm_head"].weight is model["wte"].weight
+        True
+    """
+    return load_into(model, state_dict, assign=lambda name: assign, on_conflict=on_conflict, strict=strict)
+
+
+def load_into(
+    model: nn.Module,
+    state: Mapping[str, Any],
+    *,
+    assign: Callable[[str], bool],
+    on_conflict: OnConflict,
+    strict: bool,
+    optional: Callable[[str], bool] = lambda name: False,
+) -> LoadReport:
+    """`load_state`, choosing name by name whether memory is taken (`assign`) or values copied.
+
+    `optional` names are missed by nobody, whichever side lacks them.
+    """
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    resolution = resolve_ties(model, tensors, on_conflict)
+    known = slots(model)
+    single, expected = _one_name_each(model, state, resolution)
+    missing = tuple(name for name in expected if name not in single and not optional(name))
+    unexpected = tuple(name for name in single if name not in expected and not optional(name))
+    if not _renames_while_loading(model):
+        _check(model, known, tensors, single, missing, unexpected, strict, assign)
+    if resolution.apart:
+        separate(model, tuple(tie for tie in resolution.apart if _is_tied(tie, known)))
+        known = slots(model)
+    with _parameters_kept(known):
+        for taking in (False, True):
+            part = {name: value for name, value in single.items() if assign(name) is taking}
+            if part:
+                model.load_state_dict(_clean(part, state), strict=False, assign=taking)
+    tied = _hang_together(known, resolution)
+    tell_transformers(model)
+    return LoadReport(missing=missing, unexpected=unexpected, tied=tied, untied=resolution.apart)
+
+
+def _one_name_each(
+    model: nn.Module, state: Mapping[str, Any], resolution: Resolution
+) -> tuple[dict[str, Any], dict[str, None]]:
+    """The state with each shared matrix under its source's name alone, and the names that a whole state has."""
+    spoken_for = {name for names in resolution.names.values() for name in names}
+    single = {name: value for name, value in state.items() if name not in spoken_for}
+    single.update(resolution.values)
+    borrowed = spoken_for - set(resolution.values)
+    return single, {name: None for name in model.state_dict(keep_vars=True) if name not in borrowed}
+
+
+def _check(
+    model: nn.Module,
+    known: Mapping[str, Slot],
+    given: Mapping[str, torch.Tensor],
+    single: Mapping[str, Any],
+    missing: tuple[str, ...],
+    unexpected: tuple[str, ...],
+    strict: bool,
+    assign: Callable[[str], bool],
+) -> None:
+    """Everything that would make torch raise half-way, or load nothing at all, before anything is touched."""
+    misfits = [
+        f"{name} is {tuple(value.shape)}, the model's is {tuple(known[name].tensor.shape)}"
+        for name, value in single.items()
+        if name in known
+        and isinstance(value, torch.Tensor)
+        and not is_lazy(known[name].tensor)
+        and value.shape != known[name].tensor.shape
+    ]
+    if misfits:
+        raise CheckpointError(
+            f"{len(misfits)} tensors do not fit: {_some(misfits, 3)}",
+            help="build the model from the checkpoint's config, or resize_vocab(model, ...) first",
+        )
+    empty = [name for name in single if name in known and known[name].tensor.is_meta and not assign(name)]
+    if empty:
+        raise CheckpointError(
+            f"{_some(empty)}: the model is on meta, where values cannot be copied to", help="load with assign=True"
+        )
+    if not strict:
+        return
+    for tie in declared_ties(model, flag=True):
+        if tie.target in missing and tie.source in given:
+            raise TieError(
+                f"{tie.target}: not in the state, which holds {tie.source}; the model is untied, so it would keep the "
+                "head that it happens to have",
+                help="tie_weights(model, on_conflict='source') first if they are one matrix; or strict=False",
+            )
+    if missing or unexpected:
+        seen = [f"missing {_some(missing)}" if missing else "", f"unexpected {_some(unexpected)}" if unexpected else ""]
+        raise CheckpointError(
+            f"the state does not fit the model: {'; '.join(part for part in seen if part)}",
+            help="strict=False loads what fits and reports the rest",
+        )
+
+
+def _renames_while_loading(model: nn.Module) -> bool:
+    """Whether modules translate what they are given, so that only they know what fits."""
+    return any(bool(module._load_state_dict_pre_hooks) for module in model.modules())
+
+
+def _clean(part: Mapping[str, Any], state: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """A dict that torch may write into: its versions are carried over, a sticky `assign` is not."""
+    clean = OrderedDict(part)
+    metadata = getattr(state, "_metadata", None)
+    if metadata is not None:
+        clean._metadata = OrderedDict(  # type: ignore[attr-defined]
+            (prefix, {key: value for key, value in entry.items() if key != "assign_to_params_buffers"})
+            for prefix, entry in metadata.items()
+        )
+    return clean
+
+
+class _parameters_kept:  # noqa: N801 - reads as what it does
+    """Whatever new `Parameter` an assignment brings, the old object takes its memory: optimizers and ties hold on."""
+
+    def __init__(self, known: Mapping[str, Slot]) -> None:
+        self._before = [(slot, slot.tensor) for slot in known.values() if slot.is_parameter]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        taken: dict[int, torch.Tensor] = {}
+        for slot, old in self._before:
+            new = slot.tensor
+            if new is old or not isinstance(old, nn.Parameter):
+                continue
+            if id(old) not in taken:
+                taken[id(old)] = _take(old, new)
+            slot.put(taken[id(old)])  # type: ignore[arg-type]
+
+
+def _take(old: nn.Parameter, new: torch.Tensor) -> torch.Tensor:
+    """`old` with the memory of `new`, or `new` itself where torch cannot do that (from meta to a device)."""
+    if not torch._has_compatible_shallow_copy_type(old, new):
+        return new
+    if old.grad is not None and (old.dtype, old.shape) != (new.dtype, new.shape):
+        old.grad = None
+    old.data = new.data
+    return old
+
+
+def _hang_together(known: Mapping[str, Slot], resolution: Resolution) -> tuple[Tie, ...]:
+    tied = []
+    for source, names in resolution.names.items():
+        owner = known[source].tensor
+        for name in names:
+            if name != source:
+                if known[name].tensor is not owner and isinstance(owner, nn.Parameter):
+                    known[name].put(owner)
+                    fit_sizes(known[name])
+                tied.append(Tie(name, source))
+    return tuple(tied)
+
+
+def _is_tied(tie: Tie, known: Mapping[str, Slot]) -> bool:
+    return known[tie.target].tensor is known[tie.source].tensor
+
+
+def _some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

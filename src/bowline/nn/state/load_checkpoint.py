@@ -1,0 +1,118 @@
+"""A checkpoint into a live model: mapped, not read, wherever the model's dtype and device let a page serve as it is."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from bowline.checkpoint import open_checkpoint
+from bowline.errors import CheckpointError
+from bowline.nn.slots import Slot, slots
+from bowline.nn.state.conflicts import OnConflict
+from bowline.nn.state.load import LoadReport, load_into
+from bowline.nn.state.names import is_transformers_model, to_live, unwrapped
+from bowline.nn.state.stored import stored_tensor
+
+__all__ = ["load_checkpoint"]
+
+
+def load_checkpoint(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    on_conflict: OnConflict = "raise",
+    strict: bool = True,
+    mmap: bool = True,
+) -> LoadReport:
+    """Load a checkpoint (directory, file, index or `org/name[@revision]`) into `model`; tied before is tied after.
+
+    The model keeps its dtypes and devices. Parameters on the CPU, or on meta, whose dtype is the file's take the mapped
+    file for their memory, copy on write: loading costs the header, and pages come as they are touched. Others are
+    copied, tensor by tensor. Names are translated as transformers does for its own models. Pickles are read without
+    being executed.
+
+    With `mmap` the file must not be rewritten in place while the model lives, as `save_pretrained` into the same
+    directory does; `save_checkpoint` replaces files and is safe. `mmap=False` reads everything into memory at once.
+
+    Raises:
+        TieError: the file holds two different ends of one matrix (`on_conflict` as for `load_state`), or an untied head
+            is missing.
+        CheckpointError: the checkpoint cannot be read, is incomplete, or does not fit: the model is as it was. Or all
+            was loaded, and something that no checkpoint holds stays on meta.
+
+    Example:
+        >>> with torch.device("meta"):
+        ...     model = build_my_model()  # doctest: +SKIP
+        >>> print(load_checkpoint(model, "path/to/checkpoint"))  # doctest: +SKIP
+        1 ties
+    """
+    model = unwrapped(model)
+    with open_checkpoint(path) as checkpoint:
+        if not checkpoint.complete:
+            seen = "; ".join(lint.message for lint in checkpoint.lints[:3]) or "one shard of several"
+            raise CheckpointError(
+                f"{checkpoint.location}: not a whole checkpoint: {seen}", help="fetch what is missing"
+            )
+        stored = {name: stored_tensor(checkpoint, name, mapped=mmap) for name in checkpoint.tensors}
+    known = slots(model)
+    report = load_into(
+        model,
+        _fitting(to_live(model, stored), known),
+        assign=lambda name: name in known and _may_take(known[name].tensor),
+        on_conflict=on_conflict,
+        strict=strict,
+        optional=_optional(model),
+    )
+    _off_meta(model)
+    return report
+
+
+def _may_take(held: torch.Tensor) -> bool:
+    return held.is_meta or held.device.type == "cpu"
+
+
+def _fitting(state: Mapping[str, torch.Tensor], known: Mapping[str, Slot]) -> dict[str, torch.Tensor]:
+    """The same tensors in the model's dtypes: a cast where they differ, and no copy where they do not."""
+    return {
+        name: tensor.to(known[name].tensor.dtype) if name in known and _may_take(known[name].tensor) else tensor
+        for name, tensor in state.items()
+    }
+
+
+def _optional(model: nn.Module) -> Callable[[str], bool]:
+    """The names that the class says may be lacking, or be there for nothing."""
+    patterns = [
+        pattern
+        for attribute in ("_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected")
+        for pattern in getattr(model, attribute, None) or ()
+    ]
+    if not patterns:
+        return lambda name: False
+    either = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+    return lambda name: either.search(name) is not None
+
+
+def _off_meta(model: nn.Module) -> None:
+    """What no checkpoint holds (rotary frequencies, position ids) is computed, where the model knows how."""
+    left = [slot for slot in slots(model).values() if slot.tensor.is_meta]
+    if not left:
+        return
+    fill = getattr(model, "_move_missing_keys_from_meta_to_device", None)
+    if is_transformers_model(model) and fill is not None and not any(slot.is_parameter for slot in left):
+        for parameter in model.parameters():
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers draws nothing twice
+        fill(set(), None, None, None)
+        model._initialize_missing_keys(False)  # type: ignore[operator]
+        for parameter in model.parameters():
+            parameter.__dict__.pop("_is_hf_initialized", None)
+    still = [slot.name for slot in slots(model).values() if slot.tensor.is_meta]
+    if still:
+        raise CheckpointError(
+            f"{', '.join(still[:4])}: still on meta after loading, because the checkpoint does not hold "
+            f"{'them' if len(still) > 1 else 'it'}",
+            help="build the model on the CPU, or under accelerate.init_empty_weights(include_buffers=False)",
+        )

@@ -1,0 +1,174 @@
+"""A live model as a checkpoint directory: its config says what its bytes say, and the directory changes all at once."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from bowline.checkpoint.publish import publishing
+from bowline.checkpoint.shards import Payload, parse_size, write_shards
+from bowline.errors import CheckpointError, TieError, UsageError
+from bowline.nn.scaling import follows_flag, head_scale
+from bowline.nn.slots import slots
+from bowline.nn.state.dtypes import NAMES
+from bowline.nn.state.names import is_transformers_model, to_disk, unwrapped
+from bowline.nn.state.written import Knots, flag_of_bytes, remade, shared_names, with_flag
+from bowline.nn.ties.compare import is_plain
+
+__all__ = ["Keep", "save_checkpoint"]
+
+Keep = Literal["source", "both", "target"]
+CONFIG = "config.json"
+WEIGHTS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
+
+
+def save_checkpoint(
+    model: nn.Module,
+    directory: str | os.PathLike[str],
+    *,
+    keep: Keep = "source",
+    max_shard_size: str | int = "5GB",
+) -> tuple[str, ...]:
+    """Save `model` so that every loader gets back what it is; returns the names of the files of weights.
+
+    `config.json` is the model's own, with `tie_word_embeddings` as the live tensors make it, at every level that
+    decides. Of a tied matrix `keep` names what is stored: `"source"` the embedding alone, where every known loader
+    makes the tie again (what it would not make is written out under each name); `"both"` two equal tensors, for readers
+    that make no ties; `"target"` the head alone, which transformers 4 cannot read. Tensors' names on disk are those
+    that transformers writes for its own models. Files are safetensors in shards of at most `max_shard_size`.
+
+    The directory changes in one step: a crash, a full disk or an error leaves the old checkpoint whole. Old weights go,
+    other files stay. Tensors are written from where they lie, one at a time from an accelerator.
+
+    Raises:
+        TieError: T5's relatives, when the live model scales its head as no flag would (see `untie_weights`).
+        CheckpointError: a tensor that safetensors cannot hold, is on meta, sharded or quantised; a directory that
+            cannot be written.
+        UsageError: an option that means nothing.
+
+    Example:
+        >>> import tempfile
+        >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9, bias=False)})
+        >>> model["lm_head"].weight = model["wte"].weight
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     save_checkpoint(model, directory + "/tiny")
+        ('model.safetensors',)
+    """
+    if keep not in ("source", "both", "target"):
+        raise UsageError(f"keep={keep!r}: expected 'source', 'both' or 'target'")
+    parse_size(max_shard_size)
+    model = unwrapped(model)
+    state = _state(model)
+    stored = to_disk(model, state)
+    disk = _disk_names(model, state)
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    groups = [[name for name in group if name in state] for group in shared_names(model)]
+    with publishing(Path(directory), replaces=lambda name: WEIGHTS.fullmatch(name) is not None) as stage:
+        config = _write_config(model, stage, shapes)
+        again = remade(model, groups, disk, config, shapes) if keep != "both" else []
+        left_out = _left_out(again, keep, model)
+        for name in left_out:
+            del stored[disk[name]]
+        metadata = {"format": "pt", **({} if config else left_out)}
+        payloads = [_payload(name, tensor) for name, tensor in stored.items()]
+        return write_shards(stage, payloads, max_shard_size=max_shard_size, metadata=metadata)
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    state = {name: value for name, value in model.state_dict().items() if name not in ignored}
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise CheckpointError(
+                f"{name}: extra state of type {type(value).__name__}, expected a tensor",
+                help="safetensors holds tensors only: keep that state elsewhere",
+            )
+        if value.is_meta or not is_plain(value) or value.dtype not in NAMES:
+            what = "on meta" if value.is_meta else f"a {type(value).__name__} of {value.dtype} ({value.layout})"
+            raise CheckpointError(
+                f"{name}: is {what}, expected a dense tensor with values",
+                help="load or gather or dequantise the model first",
+            )
+    return state
+
+
+def _disk_names(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """What each parameter that is shared is called on disk."""
+    names = [name for group in shared_names(model) for name in group if name in state]
+    return {name: next(iter(to_disk(model, {name: state[name]}))) for name in names}
+
+
+def _left_out(again: Knots, keep: Keep, model: nn.Module) -> dict[str, str]:
+    """The names that are not written, each with the one that stands for it."""
+    if keep == "source":
+        return {name: source for source, *names in again for name in names}
+    known = slots(model)
+    left: dict[str, str] = {}
+    for group in again:
+        heads = [name for name in group[1:] if not isinstance(known[name].module, nn.Embedding)]
+        head = (heads or group[1:])[0]
+        left.update({name: head for name in group if name != head})
+    return left
+
+
+def _payload(name: str, tensor: torch.Tensor) -> Payload:
+    def data() -> Any:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        return flat.view(torch.uint8).numpy() if flat.numel() else b""
+
+    return Payload(name=name, dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)
+
+
+def _write_config(model: nn.Module, stage: Path, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """Write what describes the model beside its weights; returns the text of `config.json`, if there is one."""
+    config = copy.deepcopy(getattr(model, "config", None))
+    if is_transformers_model(model):
+        _write_transformers(model, config, stage)
+    elif config is not None and callable(getattr(config, "save_pretrained", None)):
+        config.save_pretrained(stage)
+    elif dataclasses.is_dataclass(config) and not isinstance(config, type):
+        (stage / CONFIG).write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    elif isinstance(config, Mapping):
+        (stage / CONFIG).write_text(json.dumps(dict(config), indent=2) + "\n")
+    path = stage / CONFIG
+    if not path.is_file():
+        return None
+    text, flag = path.read_text(), flag_of_bytes(model)
+    if flag is not None:
+        _check_scale(model, flag)
+        text = with_flag(text, flag, shapes)
+        path.write_text(text)
+    return text
+
+
+def _check_scale(model: nn.Module, flag: bool) -> None:
+    """Where the flag also scales, the flag that the bytes make true must scale as the live model does."""
+    scaled = head_scale(model) != 1.0
+    if follows_flag(model) and scaled is not flag:
+        raise TieError(
+            f"{type(model).__name__} {'scales' if scaled else 'does not scale'} its head's input, and its head is "
+            f"{'tied' if flag else 'untied'}: the one flag decides both, so no config says this",
+            help="untie_weights(model) gives a head of its own the scale, and clears the flag",
+        )
+
+
+def _write_transformers(model: nn.Module, config: Any, stage: Path) -> None:
+    """As `save_pretrained` does: the class, the dtype, how to generate, and the code of a model from the Hub."""
+    config.architectures = [type(model).__name__]
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    if getattr(model, "_auto_class", None) is not None:
+        from transformers.dynamic_module_utils import custom_object_save
+
+        custom_object_save(model, stage, config=config)
+    config.save_pretrained(stage)
+    if model.can_generate():  # type: ignore[operator]
+        model.generation_config.save_pretrained(stage)  # type: ignore[union-attr, operator]
