@@ -34,7 +34,7 @@ $(VENV)/dev: $(VENV)/base
 demo: $(VENV)/minilm
 	$(BIN)/bowline demo
 
-test: $(VENV)/dev $(VENV)/minilm
+test: $(VENV)/dev $(VENV)/minilm $(PEERS)/torchao/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -48,6 +48,11 @@ sweep-4: $(PEERS)/transformers-4.57.1/ready
 
 fuzz: $(VENV)/dev
 	$(BIN)/python -m tests.checkpoint.header_fuzz --count 200000
+
+# Beside the environment and not in it: transformers would import it at every start.
+$(PEERS)/torchao/ready: $(VENV)/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) torchao==0.18.0
+	@touch $@
 
 # Two versions of transformers never share an environment.
 $(PEERS)/transformers-%/ready:

@@ -168,6 +168,13 @@ def test_the_names_that_a_type_checker_sees_are_the_public_ones() -> None:
     assert seen == set(bowline.__all__)
 
 
+def test_a_name_that_needs_torch_says_so_where_there_is_none() -> None:
+    code = "sys.modules['torch'] = None\nimport bowline\ntry:\n    bowline.tie_weights\nexcept ImportError as error:\n    "
+    code += "print(error)"
+    done = subprocess.run([sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, check=True)
+    assert done.stdout == "bowline.tie_weights needs torch, which is not installed: pip install 'bowline[torch]'\n"
+
+
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'bowline' has no attribute 'adit'"):
         bowline.adit  # noqa: B018

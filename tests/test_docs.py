@@ -28,8 +28,9 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     place = tmp_path / "path" / "to" / "checkpoint"
     place.parent.mkdir(parents=True)
     layouts.gpt2().write(place)
+    namespace: dict[str, object] = {}  # a page is read from its top
     for block in blocks(page, "python"):
-        exec(compile(block, str(page), "exec"), {})
+        exec(compile(block, str(page), "exec"), namespace)
 
 
 def test_readme_shows_the_end_of_the_demo(minilm: Path) -> None:

@@ -75,7 +75,14 @@ def __getattr__(name: str) -> Any:
     if name == "audit":
         return import_module("bowline.audit")  # a module that is called as the function is
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ModuleNotFoundError(
+                f"bowline.{name} needs torch, which is not installed: pip install 'bowline[torch]'", name="torch"
+            ) from None
     raise AttributeError(f"module 'bowline' has no attribute {name!r}")
 
 

@@ -3,7 +3,7 @@
 ::
 
     BowlineError
-    ├── CheckpointError            a checkpoint cannot be read
+    ├── CheckpointError            a checkpoint cannot be read or written
     │   ├── NoCheckpointError      there is no model at this place
     │   ├── FormatError            the bytes are not what their format demands
     │   ├── UnsafePickleError      a pickle asks for more than tensors
@@ -49,7 +49,7 @@ class BowlineError(Exception):
 
 
 class CheckpointError(BowlineError):
-    """A checkpoint cannot be read."""
+    """A checkpoint cannot be read or written."""
 
 
 class NoCheckpointError(CheckpointError):

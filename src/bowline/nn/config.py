@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 FLAG = "tie_word_embeddings"
-FORCED_TRUE: dict[int, frozenset[str]] = {4: frozenset(), 5: frozenset({"umt5"})}
+FORCED_TRUE: dict[int, frozenset[str]] = {4: frozenset(), 5: frozenset({"udop", "umt5"})}
 """Families, by version of transformers, whose configs make the flag true at every load, and whose `forward` asks it: a
 live flag that was cleared would change what the model computes, against what it computes once it is loaded again."""
 
@@ -92,16 +92,17 @@ def set_flag(model: nn.Module, value: bool) -> list[tuple[Any, bool]]:
     if value:
         wanted = {id(root), id(text_config(root))} if root is not None else set()
         wanted |= {id(module.__dict__["config"]) for module in model.modules() if _declares(module)}
-    before = []
-    for _, level in live_configs(model):
-        stated = flag_of(level)
-        if (
-            stated is not None
-            and stated != value
-            and (id(level) in wanted if value else not is_among(FORCED_TRUE, level))
-        ):
-            before.append((level, stated))
-            _write(level, value)
+    before: list[tuple[Any, bool]] = []
+    try:
+        for _, level in live_configs(model):
+            stated = flag_of(level)
+            may = id(level) in wanted if value else not is_among(FORCED_TRUE, level)
+            if may and stated is not None and stated != value:
+                _write(level, value)
+                before.append((level, stated))
+    except BaseException:  # a level that cannot be written: all or nothing
+        restore(before)
+        raise
     return before
 
 

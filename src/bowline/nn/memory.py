@@ -16,7 +16,7 @@ Extent = tuple[str, int, int]
 
 def extent(tensor: torch.Tensor) -> Extent | None:
     """The addresses that `tensor` spans, or `None` where nobody can say (empty, sparse, made of several tensors)."""
-    if tensor.numel() == 0 or tensor.layout is not torch.strided or type(tensor) not in PLAIN:
+    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.numel() == 0:
         return None
     strides = tensor.stride()
     reach = int(sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True)) + 1)
@@ -33,7 +33,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have bytes in common.
+    """Whether the addresses that two tensors span have any in common; those of a matrix's columns interleave.
 
     Example:
         >>> table = torch.zeros(4, 2)

@@ -35,16 +35,20 @@ def replace(optimizer: Optimizer, old: torch.Tensor, new: torch.Tensor) -> None:
 def drop(optimizer: Optimizer, parameter: torch.Tensor) -> None:
     """Forget `parameter` and its state."""
     for group in optimizer.param_groups:
-        group["params"] = [p for p in group["params"] if p is not parameter]
+        kept = [at for at, p in enumerate(group["params"]) if p is not parameter]
+        for key in {"params", "param_names"} & set(group):  # names are there if named_parameters() were given
+            group[key] = [group[key][at] for at in kept]
     optimizer.state.pop(parameter, None)
 
 
-def copy_state(optimizer: Optimizer, source: torch.Tensor, new: torch.Tensor) -> None:
-    """`new` beside `source`, in its group, with a copy of its state: what an untied head starts from."""
+def copy_state(optimizer: Optimizer, source: torch.Tensor, new: torch.Tensor, name: str) -> None:
+    """`new`, called `name`, beside `source` in its group, with a copy of its state: what an untied head starts from."""
     group = group_of(optimizer, source)
     if group is None or group_of(optimizer, new) is not None:
         return
     group["params"].append(new)
+    if "param_names" in group:
+        group["param_names"].append(name)
     if source in optimizer.state:
         optimizer.state[new] = {
             key: value.clone() if isinstance(value, torch.Tensor) else value

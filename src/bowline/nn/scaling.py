@@ -20,7 +20,7 @@ __all__ = ["follows_flag", "head_scale", "scale_again", "stop_scaling"]
 SCALE = "scale_decoder_outputs"
 SCALED_BY_FLAG = {
     4: frozenset({"longt5", "mt5", "pop2piano", "switch_transformers", "t5", "udop", "umt5"}),
-    5: frozenset({"longt5", "pop2piano", "switch_transformers", "udop"}),
+    5: frozenset({"longt5", "pop2piano", "switch_transformers"}),
 }
 """By version of transformers: a checkpoint of these families is scaled when its flag is true, and only then."""
 

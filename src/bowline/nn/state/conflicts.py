@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from bowline.errors import TieError, UsageError
-from bowline.nn.slots import slots
+from bowline.nn.slots import Slot
 from bowline.nn.ties.compare import difference, state_of
 from bowline.nn.ties.declared import declared_ties
-from bowline.nn.ties.find import find_ties
+from bowline.nn.ties.find import shared_ties
 from bowline.tie import Tie, TieState
 
 __all__ = ["OnConflict", "Resolution", "resolve_ties"]
@@ -34,8 +34,10 @@ class Resolution:
     apart: tuple[Tie, ...]
 
 
-def resolve_ties(model: nn.Module, state: Mapping[str, torch.Tensor], on_conflict: OnConflict) -> Resolution:
-    """Compare the ends that `state` holds of every tie that `model` has or declares.
+def resolve_ties(
+    model: nn.Module, known: Mapping[str, Slot], state: Mapping[str, torch.Tensor], on_conflict: OnConflict
+) -> Resolution:
+    """Compare the ends that `state` holds of every tie that `model` has or declares. `known` are `slots(model)`.
 
     Raises:
         TieError: two ends differ and `on_conflict` is `"raise"`.
@@ -45,7 +47,7 @@ def resolve_ties(model: nn.Module, state: Mapping[str, torch.Tensor], on_conflic
     values: dict[str, torch.Tensor] = {}
     names: dict[str, tuple[str, ...]] = {}
     apart: list[Tie] = []
-    for source, targets in _knots(model).items():
+    for source, targets in _knots(model, known).items():
         held = [name for name in (source, *targets) if name in state]
         if not held:
             continue
@@ -64,9 +66,8 @@ def resolve_ties(model: nn.Module, state: Mapping[str, torch.Tensor], on_conflic
     return Resolution(values, names, tuple(apart))
 
 
-def _knots(model: nn.Module) -> dict[str, list[str]]:
+def _knots(model: nn.Module, known: Mapping[str, Slot]) -> dict[str, list[str]]:
     """The names of each shared matrix, by its source: what is shared now, and what is declared to be."""
-    known = slots(model)
     roots: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -74,7 +75,7 @@ def _knots(model: nn.Module) -> dict[str, list[str]]:
             name = roots[name]
         return name
 
-    for tie in (*declared_ties(model), *find_ties(model)):
+    for tie in (*declared_ties(model, known=known), *shared_ties(model, known)):
         if tie.target in known and tie.source in known and root(tie.target) != root(tie.source):
             roots[root(tie.target)] = root(tie.source)
     knots: dict[str, list[str]] = {}

@@ -89,8 +89,8 @@ def load_into(
     `optional` names are missed by nobody, whichever side lacks them.
     """
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    resolution = resolve_ties(model, tensors, on_conflict)
     known = slots(model)
+    resolution = resolve_ties(model, known, tensors, on_conflict)
     single, expected = _one_name_each(model, state, resolution)
     missing = tuple(name for name in expected if name not in single and not optional(name))
     unexpected = tuple(name for name in single if name not in expected and not optional(name))
@@ -104,8 +104,9 @@ def load_into(
             part = {name: value for name, value in single.items() if assign(name) is taking}
             if part:
                 model.load_state_dict(_clean(part, state), strict=False, assign=taking)
-    tied = _hang_together(known, resolution)
-    tell_transformers(model)
+    tied, hung = _hang_together(known, resolution)
+    if hung:
+        tell_transformers(model)
     return LoadReport(missing=missing, unexpected=unexpected, tied=tied, untied=resolution.apart)
 
 
@@ -151,7 +152,7 @@ def _check(
         )
     if not strict:
         return
-    for tie in declared_ties(model, flag=True):
+    for tie in declared_ties(model, flag=True) if missing else ():
         if tie.target in missing and tie.source in given:
             raise TieError(
                 f"{tie.target}: not in the state, which holds {tie.source}; the model is untied, so it would keep the "
@@ -213,8 +214,9 @@ def _take(old: nn.Parameter, new: torch.Tensor) -> torch.Tensor:
     return old
 
 
-def _hang_together(known: Mapping[str, Slot], resolution: Resolution) -> tuple[Tie, ...]:
-    tied = []
+def _hang_together(known: Mapping[str, Slot], resolution: Resolution) -> tuple[tuple[Tie, ...], bool]:
+    """Each knot's source at its other names: the ties, and whether any of them had to be made again."""
+    tied, hung = [], False
     for source, names in resolution.names.items():
         owner = known[source].tensor
         for name in names:
@@ -222,8 +224,9 @@ def _hang_together(known: Mapping[str, Slot], resolution: Resolution) -> tuple[T
                 if known[name].tensor is not owner and isinstance(owner, nn.Parameter):
                     known[name].put(owner)
                     fit_sizes(known[name])
+                    hung = True
                 tied.append(Tie(name, source))
-    return tuple(tied)
+    return tuple(tied), hung
 
 
 def _is_tied(tie: Tie, known: Mapping[str, Slot]) -> bool:

@@ -42,6 +42,9 @@ def to_live(model: nn.Module, stored: Mapping[str, torch.Tensor]) -> State:
     if not is_transformers_model(model):
         return dict(stored)
     known = model.state_dict(keep_vars=True)
+    if _as_they_are(stored, known):
+        model.__dict__["_weight_conversions"] = []  # a later save translates nothing either
+        return dict(stored)
     if _version() < 5:
         return {_live_name_4(model, name, known): tensor for name, tensor in stored.items()}
     from transformers import core_model_loading as loading
@@ -67,6 +70,16 @@ def to_live(model: nn.Module, stored: Mapping[str, torch.Tensor]) -> State:
             state[name] = tensor[0] if isinstance(tensor, list) else tensor
     model.__dict__["_weight_conversions"] = [one for one in transforms if one.was_used()]  # a later save reverts these
     return state
+
+
+def _as_they_are(stored: Mapping[str, torch.Tensor], known: Mapping[str, torch.Tensor]) -> bool:
+    """Whether every tensor fits where its name says, so that transformers' tables, which are slow to build, can rest.
+
+    A table may transpose stacked matrices (three axes) under one name; those are left to it.
+    """
+    return all(
+        name in known and tensor.shape == known[name].shape and tensor.ndim < 3 for name, tensor in stored.items()
+    )
 
 
 def to_disk(model: nn.Module, state: Mapping[str, torch.Tensor]) -> State:

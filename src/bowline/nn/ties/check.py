@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from bowline.errors import TieError
 from bowline.nn.optimizers import held
 from bowline.nn.slots import Slot, slot, slots
-from bowline.nn.ties.compare import difference, state_of
+from bowline.nn.ties.compare import difference, is_plain, state_of
 from bowline.nn.ties.declared import Ties, as_ties, declared_ties
 from bowline.nn.ties.report import Remark, TieCheck, TieReport
 from bowline.nn.ties.told import stated_sizes
@@ -93,7 +93,7 @@ def _structure(target: Slot, source: Slot) -> Iterator[Remark]:
                 )
         bias = end.module._parameters.get("bias")
         is_weight = isinstance(end.module, nn.Linear) and end.attribute == "weight"
-        if is_weight and bias is not None and len(bias) != len(end.tensor):
+        if is_weight and bias is not None and is_plain(end.tensor) and len(bias) != len(end.tensor):
             yield Remark(
                 kind="bias",
                 message=f"{end.name} has {len(end.tensor)} rows and its bias {len(bias)} entries",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bowline.nn.memory import overlap
+from bowline.nn.memory import extent, overlap
 from bowline.tie import TieState
 
 __all__ = ["Difference", "difference", "is_plain", "state_of"]
@@ -40,6 +40,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def state_of(target: torch.Tensor, source: torch.Tensor) -> TieState:
     """The state of a tie between two tensors that are there.
 
+    `ALIAS` is the same memory, element for element; two views that are shifted or transposed are compared by value.
     `EQUAL` is equality of bits: a NaN equals itself, 0.0 is not -0.0. Two tensors without values (meta) are a clone of
     each other when they agree in shape and dtype.
 
@@ -50,9 +51,11 @@ def state_of(target: torch.Tensor, source: torch.Tensor) -> TieState:
     """
     if target is source:
         return TieState.SHARED
-    if (target.shape, target.dtype) != (source.shape, source.dtype) or not (is_plain(target) and is_plain(source)):
+    if not (is_plain(target) and is_plain(source)):
         return TieState.INCOMPATIBLE
-    if overlap(target, source):
+    if (target.shape, target.dtype) != (source.shape, source.dtype):
+        return TieState.INCOMPATIBLE
+    if overlap(target, source) and (extent(target), target.stride()) == (extent(source), source.stride()):
         return TieState.ALIAS
     if target.device != source.device:
         return TieState.INCOMPATIBLE
@@ -66,29 +69,29 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> Difference:
-    """Rows (along the first axis) that differ in any bit, and the largest absolute difference, in float64."""
+    """Rows (along the first axis) that differ in any bit, and the largest absolute difference of those, in float64."""
     rows, largest = 0, 0.0
     with torch.no_grad():
         for a, b in _blocks(one, other):
-            differ = (_bits(a) != _bits(b)).reshape(len(a), -1).any(1)
-            rows += int(differ.sum())
+            differ = _bits(a) != _bits(b)
             if differ.any():
-                gap = (a[differ].double() - b[differ].double()).abs()
-                largest = max(largest, float(torch.nan_to_num(gap, nan=torch.inf).max()))
+                rows += int(differ.reshape(len(a), -1).any(1).sum())
+                gap = (a.double() - b.double()).abs()[differ]
+                largest = max(largest, float(torch.nan_to_num(gap, nan=torch.inf, posinf=torch.inf).max()))
     return Difference(rows=rows, of=len(one) if one.ndim else 1, largest=largest)
 
 
 def _blocks(one: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     if one.ndim == 0:
         one, other = one[None], other[None]
+    if one.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
     step = max(1, BLOCK_ELEMENTS // max(1, one[0].numel() if len(one) else 1))
     return zip(torch.split(one.detach(), step), torch.split(other.detach(), step), strict=True)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    if tensor.dtype is torch.bool or not tensor.is_floating_point():
+    if not tensor.is_floating_point():
         return tensor
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.contiguous().view(kinds[tensor.element_size()])

@@ -23,7 +23,9 @@ Ties: TypeAlias = Iterable[Tie | tuple[str, str]] | Mapping[str, str]
 TENSOR_NAME = re.compile(r"[A-Za-z0-9_.]+\.(weight|bias)")
 
 
-def declared_ties(model: nn.Module, *, flag: bool | None = None) -> tuple[Tie, ...]:
+def declared_ties(
+    model: nn.Module, *, flag: bool | None = None, known: Mapping[str, Slot] | None = None
+) -> tuple[Tie, ...]:
     """The ties that the classes of `model` and its configs declare, at every nesting level, source first resolved.
 
     A module declares ties by a class attribute `ties` (`Tie`s, pairs or `{target: source}`, in names of its own), or,
@@ -31,7 +33,7 @@ def declared_ties(model: nn.Module, *, flag: bool | None = None) -> tuple[Tie, .
     prefixes; in version 4 a list of targets, whose sources are inferred. They are gated by `tie_word_embeddings`: of
     the module's own config for a mapping and for `ties` (a config that says nothing unties the former and not the
     latter); for a list, of its text decoder's, and biases not at all. `flag` answers in every config's place:
-    `flag=True` gives what could be tied.
+    `flag=True` gives what could be tied. `known` are `slots(model)`, where the caller has them already.
 
     Raises:
         TieError: declarations that contradict each other: two sources for one target, a cycle, a tie onto itself, a
@@ -43,15 +45,15 @@ def declared_ties(model: nn.Module, *, flag: bool | None = None) -> tuple[Tie, .
         >>> declared_ties(Tiny())
         (Tie(target='lm_head.weight', source='wte.weight'),)
     """
-    known: dict[str, Slot] | None = None
     found: dict[str, str] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         own, keys = _stated(module, "ties"), _stated(module, "_tied_weights_keys")
         if not own and not keys:
             continue
-        known = slots(model) if known is None else known
         inside = prefix + "." if prefix else ""
-        names = {name.removeprefix(inside): slot for name, slot in known.items() if name.startswith(inside)}
+        if keys and not _spelled_out(keys):
+            known = slots(model) if known is None else known
+        names = {name.removeprefix(inside): slot for name, slot in (known or {}).items() if name.startswith(inside)}
         pairs = [*_own(module, own, flag), *_transformers(module, keys, names, flag)]
         found |= {inside + tie.target: inside + tie.source for tie in pairs}  # of two words the inner one's, as there
     return as_ties(found)
@@ -100,9 +102,14 @@ def _transformers(module: nn.Module, keys: Any, names: Mapping[str, Slot], flag:
         yield from _listed(module, [str(key) for key in keys], names, stated is not False)
 
 
+def _spelled_out(keys: Any) -> bool:
+    """Whether there are only names, and nothing that has to be matched against the model's."""
+    return isinstance(keys, Mapping) and all(TENSOR_NAME.fullmatch(name) for pair in keys.items() for name in pair)
+
+
 def _mapped(keys: Mapping[str, str], names: Mapping[str, Slot]) -> Iterator[Tie]:
     """transformers 5: names as they are; patterns and module prefixes matched from the start of each name."""
-    if all(TENSOR_NAME.fullmatch(name) for pair in keys.items() for name in pair):
+    if _spelled_out(keys):
         yield from (Tie(target, source) for target, source in keys.items())
         return
     expanded: dict[str, str] = {}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
 from bowline.nn.memory import knots, overlapping
-from bowline.nn.slots import Slot, named_slots
+from bowline.nn.slots import Slot, slots
 from bowline.nn.ties.declared import declared_ties
 from bowline.tie import Tie
 
-__all__ = ["FoundTies", "find_ties"]
+__all__ = ["FoundTies", "find_ties", "shared_ties"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +56,9 @@ def find_ties(model: nn.Module) -> FoundTies:
         >>> print(find_ties(Tiny()))
         lm_head.weight <- wte.weight SHARED
     """
-    holders: dict[int, list[Slot]] = {}
-    for slot in named_slots(model):
-        if slot.is_parameter:
-            holders.setdefault(id(slot.tensor), []).append(slot)
-    rank = _ranking(model)
-    sources = {key: min(group, key=rank) for key, group in holders.items()}
-    ties = tuple(
-        Tie(slot.name, sources[key].name)
-        for key, group in holders.items()
-        for slot in group
-        if slot is not sources[key]
-    )
+    known = slots(model)
+    sources, ties = _by_identity(model, known)
+    rank = _ranking(model, known)
     aliases = []
     for knot in knots(overlapping([(key, source.tensor) for key, source in sources.items()])):
         first, *others = sorted((sources[key] for key in knot), key=rank)
@@ -75,11 +66,29 @@ def find_ties(model: nn.Module) -> FoundTies:
     return FoundTies(ties, tuple(aliases))
 
 
-def _ranking(model: nn.Module) -> Callable[[Slot], tuple[bool, bool, bool, int]]:
+def shared_ties(model: nn.Module, known: Mapping[str, Slot]) -> tuple[Tie, ...]:
+    """The ties of `find_ties`, without looking for aliases. `known` are `slots(model)`."""
+    return _by_identity(model, known)[1]
+
+
+def _by_identity(model: nn.Module, known: Mapping[str, Slot]) -> tuple[dict[int, Slot], tuple[Tie, ...]]:
+    """The source of each parameter, and every other name that it has."""
+    holders: dict[int, list[Slot]] = {}
+    for slot in known.values():
+        if slot.is_parameter:
+            holders.setdefault(id(slot.tensor), []).append(slot)
+    shared = [group for group in holders.values() if len(group) > 1]
+    rank = _ranking(model, known) if shared else None
+    sources = {key: min(group, key=rank) if rank else group[0] for key, group in holders.items()}
+    pairs = ((slot, sources[id(group[0].tensor)]) for group in shared for slot in group)
+    return sources, tuple(Tie(slot.name, source.name) for slot, source in pairs if slot is not source)
+
+
+def _ranking(model: nn.Module, known: Mapping[str, Slot]) -> Callable[[Slot], tuple[bool, bool, bool, int]]:
     """Who of several names is the source: smaller is more so."""
-    declared = declared_ties(model, flag=True)
+    declared = declared_ties(model, flag=True, known=known)
     sources, targets = {tie.source for tie in declared}, {tie.target for tie in declared}
-    order = {slot.name: at for at, slot in enumerate(named_slots(model))}
+    order = {name: at for at, name in enumerate(known)}
 
     def rank(slot: Slot) -> tuple[bool, bool, bool, int]:
         name = slot.name

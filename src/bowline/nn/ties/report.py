@@ -15,8 +15,8 @@ __all__ = ["Remark", "TieCheck", "TieReport"]
 class Remark:
     """One thing about a tie that its state does not say: what it is, what was seen, the way out.
 
-    `kind` is stable: `size`, `bias`, `parametrized`, `not_a_parameter`, `frozen`, `alias`, `stale`, `missing`,
-    `duplicate`, `weight_decay`. `breaks` tells a fault from something worth knowing.
+    `kind` is stable: `size`, `bias`, `missing_tensor`, `parametrized`, `not_a_parameter`, `frozen`, `stale`,
+    `missing`, `duplicate`, `weight_decay`. `breaks` tells a fault from something worth knowing.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class TieReport:
 
     def __getitem__(self, target: str) -> TieCheck:
         """The check of the tie with this target."""
-        return next(check for check in self.checks if check.tie.target == target)
+        return {check.tie.target: check for check in self.checks}[target]
 
     def raise_if_broken(self) -> None:
         """Raise a `TieError` that lists every broken tie, if there is one."""

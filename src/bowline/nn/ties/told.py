@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
 from bowline.nn.slots import Slot, slots
+from bowline.nn.ties.compare import is_plain
 from bowline.nn.ties.declared import declared_ties
+from bowline.tie import Tie
 
-__all__ = ["fit_sizes", "stated_sizes", "tell_transformers"]
+__all__ = ["fit_sizes", "holds", "stated_sizes", "tell_transformers"]
 
 SIZES: dict[type[nn.Module], tuple[str, str]] = {
     nn.Embedding: ("num_embeddings", "embedding_dim"),
@@ -20,7 +22,7 @@ SIZES: dict[type[nn.Module], tuple[str, str]] = {
 
 def stated_sizes(end: Slot) -> dict[str, tuple[int, int]]:
     """The sizes that the slot's module states for its weight, each with the axis's true length."""
-    if end.attribute != "weight" or end.tensor.ndim != 2:
+    if end.attribute != "weight" or not is_plain(end.tensor) or end.tensor.ndim != 2:
         return {}
     for kind, names in SIZES.items():
         if isinstance(end.module, kind):
@@ -43,6 +45,12 @@ def fit_sizes(end: Slot) -> Callable[[], None]:
     return undo
 
 
+def holds(tie: Tie, known: Mapping[str, Slot]) -> bool:
+    """Whether both ends are there and one parameter."""
+    target, source = known.get(tie.target), known.get(tie.source)
+    return target is not None and source is not None and target.tensor is source.tensor
+
+
 def tell_transformers(model: nn.Module) -> None:
     """Make each `all_tied_weights_keys`, by which transformers 5 saves and places a model, list what is tied now."""
     for module in model.modules():
@@ -50,7 +58,5 @@ def tell_transformers(model: nn.Module) -> None:
         if isinstance(listed, dict):
             known = slots(module)
             module.__dict__["all_tied_weights_keys"] = {
-                tie.target: tie.source
-                for tie in declared_ties(module, flag=True)
-                if tie.target in known and tie.source in known and known[tie.target].tensor is known[tie.source].tensor
+                tie.target: tie.source for tie in declared_ties(module, flag=True) if holds(tie, known)
             }

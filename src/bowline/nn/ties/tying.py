@@ -18,7 +18,7 @@ from bowline.nn.ties.check import check_ties
 from bowline.nn.ties.compare import difference, is_plain, state_of
 from bowline.nn.ties.declared import Ties, as_ties, declared_ties
 from bowline.nn.ties.report import TieReport
-from bowline.nn.ties.told import fit_sizes, tell_transformers
+from bowline.nn.ties.told import fit_sizes, holds, tell_transformers
 from bowline.tie import Tie, TieState
 
 __all__ = ["Conflict", "Knot", "hang", "knots_of", "tie_weights"]
@@ -68,11 +68,13 @@ def tie_weights(
         for end in (knot.source, *(target for _, target in knot.targets)):
             _check_bias(end, winner)
     with ExitStack() as undo:
-        before = set_flag(model, True) if _governed(model, wanted) else []
-        undo.callback(restore, before)
-        for knot, winner in winners:
-            hang(model, knot, winner, undo, optimizer)
+        replaced = [(loser, winner) for knot, winner in winners for loser in hang(model, knot, winner, undo)]
+        if _governed(model, wanted):
+            undo.callback(restore, set_flag(model, True))
         undo.pop_all()
+    if optimizer is not None:
+        for loser, winner in replaced:
+            optimizers.replace(optimizer, loser, winner)
     tell_transformers(model)
     return check_ties(model, wanted, optimizer=optimizer)
 
@@ -80,18 +82,23 @@ def tie_weights(
 def knots_of(model: nn.Module, ties: tuple[Tie, ...]) -> list[Knot]:
     """The ties by their source, every name looked up and found to be a parameter that can be tied."""
     known = slots(model)
-    grouped: dict[str, list[tuple[Tie, Slot]]] = {}
     for tie in ties:
-        source, target = slot(model, tie.source, known), slot(model, tie.target, known)
-        _check_pair(tie, target, source)
-        grouped.setdefault(tie.source, []).append((tie, target))
-    return [Knot(known[source], tuple(targets)) for source, targets in grouped.items()]
+        _check_pair(tie, slot(model, tie.target, known), slot(model, tie.source, known))
+    # Names that are one parameter already are one end: without this, two ties could pull it in two directions.
+    first = {id(end.tensor): name for name, end in reversed(known.items())}
+    ends = [(first[id(known[tie.target].tensor)], first[id(known[tie.source].tensor)]) for tie in ties]
+    roots = {tie.target: tie.source for tie in as_ties([(one, other) for one, other in ends if one != other])}
+    grouped: dict[str, list[tuple[Tie, Slot]]] = {}
+    names: dict[str, str] = {}
+    for tie, (_, source) in zip(ties, ends, strict=True):
+        owner = roots.get(source, source)
+        names.setdefault(owner, tie.source if owner == source else owner)
+        grouped.setdefault(owner, []).append((tie, known[tie.target]))
+    return [Knot(known[names[owner]], tuple(targets)) for owner, targets in grouped.items()]
 
 
-def hang(
-    model: nn.Module, knot: Knot, winner: nn.Parameter, undo: ExitStack, optimizer: Optimizer | None = None
-) -> None:
-    """Put `winner` at every slot of the knot, and wherever else its losers hang."""
+def hang(model: nn.Module, knot: Knot, winner: nn.Parameter, undo: ExitStack) -> list[torch.Tensor]:
+    """Put `winner` at every slot of the knot, and wherever else its losers hang; returns the losers."""
     losers = {id(end.tensor): end.tensor for end in (knot.source, *(target for _, target in knot.targets))}
     losers.pop(id(winner), None)
     ends = [end for end in slots(model).values() if id(end.tensor) in losers and end.is_parameter]
@@ -100,9 +107,7 @@ def hang(
         end.put(winner)
     for end in (knot.source, *(target for _, target in knot.targets)):
         undo.callback(fit_sizes(end))
-    if optimizer is not None:
-        for loser in losers.values():
-            optimizers.replace(optimizer, loser, winner)
+    return list(losers.values())
 
 
 def _check_pair(tie: Tie, target: Slot, source: Slot) -> None:
@@ -180,5 +185,7 @@ def _check_bias(end: Slot, winner: torch.Tensor) -> None:
 
 
 def _governed(model: nn.Module, wanted: tuple[Tie, ...]) -> bool:
-    """Whether a flag decides about any of these ties."""
-    return bool(set(wanted) & set(declared_ties(model, flag=True)))
+    """Whether a flag decides about any of these ties, and may be true: each tie that it decides about holds now."""
+    declared, known = declared_ties(model, flag=True), slots(model)
+    there = [tie for tie in declared if tie.target in known and tie.source in known]
+    return bool(set(wanted) & set(declared)) and all(holds(tie, known) for tie in there)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Literal, TypeAlias
@@ -19,7 +20,7 @@ from bowline.nn.slots import Slot, slot, slots
 from bowline.nn.ties.compare import is_plain
 from bowline.nn.ties.declared import Ties, as_ties, declared_ties
 from bowline.nn.ties.find import find_ties
-from bowline.nn.ties.told import tell_transformers
+from bowline.nn.ties.told import holds, tell_transformers
 from bowline.tie import Tie
 
 __all__ = ["Head", "separate", "untie_weights"]
@@ -44,7 +45,8 @@ def untie_weights(
     `scale_decoder_outputs` becomes false: the form of T5 v1.1, which every version of transformers reads alike.
 
     Raises:
-        TieError: an unknown name, or a tie whose ends are not shared; the model is as it was.
+        TieError: an unknown name, a tie whose ends are not shared, or a table's tie without the head's where the flag
+            scales; the model is as it was.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9, bias=False)})
@@ -57,11 +59,21 @@ def untie_weights(
     if head != "copy" and not callable(head):
         raise UsageError(f"head={head!r}: expected 'copy' or a function that draws a tensor in place")
     undone = _holding(model) if ties is None else _checked(model, as_ties(ties))
-    heads = [tie for tie in declared_ties(model, flag=True) if _is_head(model, tie)]
+    declared = declared_ties(model, flag=True)
+    heads = [tie for tie in declared if _is_head(model, tie)]
     if not undone and not heads:
         return ()
     scale = head_scale(model) if heads else 1.0
-    apart = [tie for tie in heads if tie not in undone] if follows_flag(model) else []
+    known = slots(model)
+    staying = [tie for tie in heads if tie not in undone and holds(tie, known)]
+    if staying and scale != 1.0:
+        if follows_flag(model) and set(undone) & set(declared):
+            raise TieError(
+                f"{staying[0]}: would stay tied, and lose the scale {scale:.3g} that goes with the flag",
+                help="untie the head as well",
+            )
+        scale = 1.0  # what still scales is the model
+    apart = [tie for tie in heads if not holds(tie, known)] if follows_flag(model) else []
     separate(model, undone, head=head, scale=scale, optimizer=optimizer)
     for tie in apart:  # a head of its own already, and scaled until now
         with torch.no_grad():
@@ -79,18 +91,20 @@ def separate(
 ) -> None:
     """Give each target a `Parameter` of its own, times `scale` where it is the head's, and clear the flag."""
     known = slots(model)
-    fresh = {tie: _fresh(known[tie.target], known[tie.source].tensor, head, scale) for tie in ties}
+    fresh = {tie: _fresh(known[tie.target], known[tie.source], head, scale) for tie in ties}
     with ExitStack() as undo:
         for tie, parameter in fresh.items():
-            source = known[tie.source].tensor
-            _hang_alone(model, known[tie.target], known[tie.source], parameter, undo)
-            if optimizer is not None:
-                optimizers.copy_state(optimizer, source, parameter)
-        if declared_ties(model, flag=True):
+            now = slots(model)  # untying a shared module puts another in its place
+            _hang_alone(model, now[tie.target], now[tie.source], parameter, undo)
+        now = slots(model)
+        if not all(holds(tie, now) for tie in declared_ties(model, flag=True)):
             undo.callback(restore, set_flag(model, False))
         if scale != 1.0:
             undo.callback(scale_again, stop_scaling(model))
         undo.pop_all()
+    if optimizer is not None:
+        for tie, parameter in fresh.items():
+            optimizers.copy_state(optimizer, known[tie.source].tensor, parameter, tie.target)
     tell_transformers(model)
 
 
@@ -99,15 +113,13 @@ def _holding(model: nn.Module) -> tuple[Tie, ...]:
     known = slots(model)
     declared = [tie for tie in declared_ties(model, flag=True) if tie.target in known and tie.source in known]
     if declared:
-        tables_stay = flag_is_forced(getattr(model, "config", None))
+        only_heads = flag_is_forced(getattr(model, "config", None))
     else:
         declared = [tie for tie in find_ties(model) if isinstance(known[tie.source].module, nn.Embedding)]
-        tables_stay = True
+        only_heads = True
+    heads = {id(known[tie.target].module) for tie in declared if _makes_logits(known[tie.target], known[tie.source])}
     return tuple(
-        tie
-        for tie in declared
-        if known[tie.target].tensor is known[tie.source].tensor
-        and not (tables_stay and isinstance(known[tie.target].module, nn.Embedding))
+        tie for tie in declared if holds(tie, known) and not (only_heads and id(known[tie.target].module) not in heads)
     )
 
 
@@ -122,38 +134,52 @@ def _checked(model: nn.Module, ties: tuple[Tie, ...]) -> tuple[Tie, ...]:
     return ties
 
 
-def _fresh(target: Slot, source: torch.Tensor, head: Head, scale: float) -> nn.Parameter:
-    is_head = _makes_logits(target)
+def _fresh(target: Slot, source: Slot, head: Head, scale: float) -> nn.Parameter:
+    is_head = _makes_logits(target, source)
     with torch.no_grad():
-        own = source.detach().clone()
+        own = source.tensor.detach().clone()
         if is_head and callable(head):
             head(own)
         elif is_head and scale != 1.0 and is_plain(own):
             own.mul_(scale)
-    return nn.Parameter(own, requires_grad=source.requires_grad)
+    return nn.Parameter(own, requires_grad=source.tensor.requires_grad)
 
 
 def _hang_alone(model: nn.Module, target: Slot, source: Slot, parameter: nn.Parameter, undo: ExitStack) -> None:
     """Put `parameter` at the target; where both ends are one module, the target gets a module of its own first."""
     if target.same_place(source):
-        path, _, name = target.name.removesuffix("." + target.attribute).rpartition(".")
-        parent = model.get_submodule(path)
-        module = copy.copy(target.module)
-        for home in ("_parameters", "_buffers", "_modules"):
-            module.__dict__[home] = dict(module.__dict__[home])
-        undo.callback(parent._modules.__setitem__, name, target.module)
-        parent._modules[name] = module
-        target = Slot(target.name, module, target.attribute)
+        target = _on_its_own(model, target, undo)
     else:
         undo.callback(target.put, target.tensor)  # type: ignore[arg-type]
     target.put(parameter)
 
 
+def _on_its_own(model: nn.Module, target: Slot, undo: ExitStack) -> Slot:
+    """The target in a copy of its module, and of each module above it from the first that hangs under two names."""
+    names = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    parent, shared = model, False
+    for part in target.name.removesuffix("." + target.attribute).split("."):
+        module = parent._modules[part]
+        assert module is not None
+        shared = shared or names[id(module)] > 1
+        if shared:
+            undo.callback(parent._modules.__setitem__, part, module)
+            module = parent._modules[part] = copy.copy(module)
+            for home in ("_parameters", "_buffers", "_modules"):
+                module.__dict__[home] = dict(module.__dict__[home])
+        parent = module
+    return Slot(target.name, parent, target.attribute)
+
+
 def _is_head(model: nn.Module, tie: Tie) -> bool:
     known = slots(model)
-    return tie.target in known and _makes_logits(known[tie.target])
+    return tie.target in known and tie.source in known and _makes_logits(known[tie.target], known[tie.source])
 
 
-def _makes_logits(target: Slot) -> bool:
-    """A matrix that is not looked up in: the output head, and not another table or a bias."""
-    return target.tensor.ndim > 1 and not isinstance(target.module, nn.Embedding)
+def _makes_logits(target: Slot, source: Slot) -> bool:
+    """A matrix that is not looked up in: the output head, and not another table, a bias, or a second such layer.
+
+    Two layers of one kind (the convolutions of UDOP, the repeated heads of a DETR) are no embedding and its head.
+    """
+    alike = isinstance(target.module, nn.Embedding) or type(target.module) is type(source.module)
+    return target.tensor.ndim == 2 and not alike
