@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from bowline.errors import TieError, UsageError
-from bowline.nn.scaling import head_scale, stop_scaling
+from bowline.nn.scaling import head_scale, set_scaling
 from bowline.nn.slots import Slot, slots
 from bowline.nn.ties.declared import declared_ties
 from bowline.nn.ties.told import fit_sizes
@@ -314,7 +314,7 @@ def _untie_declared(merged: nn.Module, before: Parts, scale: float) -> None:
         with torch.no_grad():
             for head in heads.values():
                 head.mul_(scale)
-        stop_scaling(merged)
+        set_scaling(merged, False)
 
 
 def _makes_logits(end: Slot) -> bool:

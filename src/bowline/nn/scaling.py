@@ -15,7 +15,7 @@ from torch import nn
 
 from bowline.nn.config import flag_of, is_among, live_configs
 
-__all__ = ["follows_flag", "head_scale", "scale_again", "stop_scaling"]
+__all__ = ["follows_flag", "head_scale", "idle_scale", "set_scaling", "undo_scaling"]
 
 SCALE = "scale_decoder_outputs"
 SCALED_BY_FLAG = {
@@ -32,25 +32,38 @@ def follows_flag(model: nn.Module) -> bool:
 
 def head_scale(model: nn.Module) -> float:
     """What the head's input is multiplied by now, and no longer once the flag is cleared: d_model^-1/2, or 1."""
+    return _factor(model) if _scales(model) else 1.0
+
+
+def idle_scale(model: nn.Module) -> float:
+    """What the head's input would be multiplied by and is not: d_model^-1/2, or 1 where nothing scales or all does."""
+    return 1.0 if _scales(model) in (True, None) else _factor(model)
+
+
+def _scales(model: nn.Module) -> bool | None:
+    """Whether the live model scales; `None` for a family that never does."""
     config = getattr(model, "config", None)
-    scales = getattr(config, SCALE, None)
-    if scales is None:
-        scales = follows_flag(model) and flag_of(config) is not False
-    if not scales:
-        return 1.0
+    stated = getattr(config, SCALE, None)
+    if stated is None and follows_flag(model):
+        return flag_of(config) is not False
+    return stated
+
+
+def _factor(model: nn.Module) -> float:
+    config = getattr(model, "config", None)
     width: float = getattr(config, "d_model", None) or config.hidden_size  # type: ignore[union-attr]
     return 1.0 / math.sqrt(width)
 
 
-def stop_scaling(model: nn.Module) -> list[Any]:
-    """Clear `scale_decoder_outputs` in every live config that has it; returns those, to `scale_again`."""
-    changed = [level for _, level in live_configs(model) if getattr(level, SCALE, None)]
+def set_scaling(model: nn.Module, value: bool) -> list[Any]:
+    """Write `scale_decoder_outputs` in every live config that has it; returns those that changed."""
+    changed = [level for _, level in live_configs(model) if getattr(level, SCALE, None) is (not value)]
     for level in changed:
-        setattr(level, SCALE, False)
+        setattr(level, SCALE, value)
     return changed
 
 
-def scale_again(changed: list[Any]) -> None:
-    """Undo `stop_scaling`."""
+def undo_scaling(changed: list[Any]) -> None:
+    """Undo `set_scaling`."""
     for level in changed:
-        setattr(level, SCALE, True)
+        setattr(level, SCALE, not getattr(level, SCALE))

@@ -99,13 +99,15 @@ def load_into(
     if resolution.apart:
         separate(model, tuple(tie for tie in resolution.apart if _is_tied(tie, known)))
         known = slots(model)
+    pairs = [(name, source) for source, names in resolution.names.items() for name in names]
+    new = any(known[name].tensor is not known[source].tensor for name, source in pairs)
     with _parameters_kept(known):
         for taking in (False, True):
             part = {name: value for name, value in single.items() if assign(name) is taking}
             if part:
                 model.load_state_dict(_clean(part, state), strict=False, assign=taking)
-    tied, hung = _hang_together(known, resolution)
-    if hung:
+    tied = _hang_together(known, resolution)
+    if new:
         tell_transformers(model)
     return LoadReport(missing=missing, unexpected=unexpected, tied=tied, untied=resolution.apart)
 
@@ -214,9 +216,9 @@ def _take(old: nn.Parameter, new: torch.Tensor) -> torch.Tensor:
     return old
 
 
-def _hang_together(known: Mapping[str, Slot], resolution: Resolution) -> tuple[tuple[Tie, ...], bool]:
-    """Each knot's source at its other names: the ties, and whether any of them had to be made again."""
-    tied, hung = [], False
+def _hang_together(known: Mapping[str, Slot], resolution: Resolution) -> tuple[Tie, ...]:
+    """Each knot's source at its other names."""
+    tied = []
     for source, names in resolution.names.items():
         owner = known[source].tensor
         for name in names:
@@ -224,9 +226,8 @@ def _hang_together(known: Mapping[str, Slot], resolution: Resolution) -> tuple[t
                 if known[name].tensor is not owner and isinstance(owner, nn.Parameter):
                     known[name].put(owner)
                     fit_sizes(known[name])
-                    hung = True
                 tied.append(Tie(name, source))
-    return tuple(tied), hung
+    return tuple(tied)
 
 
 def _is_tied(tie: Tie, known: Mapping[str, Slot]) -> bool:

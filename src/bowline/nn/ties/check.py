@@ -88,8 +88,8 @@ def _structure(target: Slot, source: Slot) -> Iterator[Remark]:
                 yield Remark(
                     kind="size",
                     message=f"{end.name} has {true} where its module states {name}={stated}",
-                    help="tie_weights updates it; so does resize_vocab",
-                    breaks=True,
+                    help="it computes all the same; tie_weights and resize_vocab keep it right",
+                    breaks=False,
                 )
         bias = end.module._parameters.get("bias")
         is_weight = isinstance(end.module, nn.Linear) and end.attribute == "weight"

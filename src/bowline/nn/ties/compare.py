@@ -10,7 +10,7 @@ import torch
 from bowline.nn.memory import extent, overlap
 from bowline.tie import TieState
 
-__all__ = ["Difference", "difference", "is_plain", "state_of"]
+__all__ = ["Difference", "difference", "is_plain", "same_bits", "state_of"]
 
 BLOCK_ELEMENTS = 1 << 20
 """Values are compared in blocks of about this many: memory stays bounded whatever the table's size."""

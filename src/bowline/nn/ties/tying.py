@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 from bowline.errors import TieError, UsageError
 from bowline.nn import optimizers
 from bowline.nn.config import restore, set_flag
+from bowline.nn.scaling import follows_flag, idle_scale, set_scaling, undo_scaling
 from bowline.nn.slots import Slot, slot, slots
 from bowline.nn.ties.check import check_ties
-from bowline.nn.ties.compare import difference, is_plain, state_of
+from bowline.nn.ties.compare import difference, is_plain, same_bits, state_of
 from bowline.nn.ties.declared import Ties, as_ties, declared_ties
 from bowline.nn.ties.report import TieReport
 from bowline.nn.ties.told import fit_sizes, holds, tell_transformers
@@ -43,7 +44,7 @@ def tie_weights(
     hold the same bits become one. Two that differ are a conflict: the default refuses, because one of two trained
     matrices would be lost; `on_conflict` names the end whose values stay. `out_features` and `num_embeddings` follow,
     `tie_word_embeddings` becomes true where it decides, and `optimizer` keeps one entry for the shared parameter, with
-    the state and the group of the end that stays.
+    the state and the group of the end that stays. What `untie_weights` made of a T5 is tied again with its scale.
 
     Raises:
         TieError: an unknown name, a buffer, a quantised or parametrized tensor, ends that differ in shape, dtype or
@@ -63,7 +64,9 @@ def tie_weights(
         raise TieError(
             f"{type(model).__name__} declares no ties", help='name them: tie_weights(model, [("lm_head.weight", ...)])'
         )
-    winners = [(knot, _winner(knot, on_conflict)) for knot in knots_of(model, wanted)]
+    grouped = knots_of(model, wanted)
+    scale = _scale_to_come(model, grouped)
+    winners = [(knot, _winner(knot, on_conflict, scale)) for knot in grouped]
     for knot, winner in winners:
         for end in (knot.source, *(target for _, target in knot.targets)):
             _check_bias(end, winner)
@@ -71,6 +74,8 @@ def tie_weights(
         replaced = [(loser, winner) for knot, winner in winners for loser in hang(model, knot, winner, undo)]
         if _governed(model, wanted):
             undo.callback(restore, set_flag(model, True))
+        if scale != 1.0:
+            undo.callback(undo_scaling, set_scaling(model, True))
         undo.pop_all()
     if optimizer is not None:
         for loser, winner in replaced:
@@ -150,15 +155,45 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"a {type(tensor).__name__}" if tensor.layout is torch.strided else f"{tensor.layout}"
 
 
-def _winner(knot: Knot, on_conflict: Conflict) -> nn.Parameter:
+def _scale_to_come(model: nn.Module, grouped: list[Knot]) -> float:
+    """What the model will multiply its head's input by once it is tied, and does not now (T5's relatives), or 1.
+
+    So it will where the flag alone decides; and where the head carries the factor, as `untie_weights` leaves it.
+    """
+    scale = idle_scale(model)
+    heads = [(end, knot.source) for knot in grouped for _, end in knot.targets if _is_head(end)]
+    if scale == 1.0 or not heads:
+        return 1.0
+    carried = all(_same(end.tensor, source.tensor, scale) for end, source in heads)
+    return scale if carried or follows_flag(model) else 1.0
+
+
+def _is_head(end: Slot) -> bool:
+    return end.tensor.ndim == 2 and isinstance(end.module, nn.Linear)
+
+
+def _same(target: torch.Tensor, source: torch.Tensor, scale: float) -> bool:
+    """Whether `target` is `source`, bit for bit, with the scale that it carries."""
+    if scale == 1.0:
+        return state_of(target, source) is not TieState.DIVERGED
+    return not source.is_meta and same_bits(target, source.detach() * scale)
+
+
+def _winner(knot: Knot, on_conflict: Conflict, scale: float) -> nn.Parameter:
     """The `Parameter` that stays."""
     source = knot.source.tensor
     assert isinstance(source, nn.Parameter)
-    apart = [(tie, end) for tie, end in knot.targets if state_of(end.tensor, source) is TieState.DIVERGED]
+    ends = [(tie, end, scale if _is_head(end) else 1.0) for tie, end in knot.targets if end.tensor is not source]
+    apart = [(tie, end) for tie, end, factor in ends if not _same(end.tensor, source, factor)]
     if not apart or on_conflict == "source":
         return source
     tie, end = apart[0]
     if on_conflict == "raise":
+        if scale != 1.0 and state_of(end.tensor, source) is not TieState.DIVERGED:
+            raise TieError(
+                f"{tie}: tied, the model would multiply the head's input by {scale:.3g}, which it does not now",
+                help='on_conflict="source" ties and scales; untied, the model computes what it does',
+            )
         raise TieError(
             f"{tie}: the two ends hold different values ({difference(end.tensor, source)}); one would be lost",
             help='on_conflict="source" keeps the embedding, "target" the head; untied, both stay',

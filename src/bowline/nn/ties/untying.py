@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from bowline.errors import TieError, UsageError
 from bowline.nn import optimizers
 from bowline.nn.config import flag_is_forced, restore, set_flag
-from bowline.nn.scaling import follows_flag, head_scale, scale_again, stop_scaling
+from bowline.nn.scaling import follows_flag, head_scale, set_scaling, undo_scaling
 from bowline.nn.slots import Slot, slot, slots
 from bowline.nn.ties.compare import is_plain
 from bowline.nn.ties.declared import Ties, as_ties, declared_ties
@@ -100,7 +100,7 @@ def separate(
         if not all(holds(tie, now) for tie in declared_ties(model, flag=True)):
             undo.callback(restore, set_flag(model, False))
         if scale != 1.0:
-            undo.callback(scale_again, stop_scaling(model))
+            undo.callback(undo_scaling, set_scaling(model, False))
         undo.pop_all()
     if optimizer is not None:
         for tie, parameter in fresh.items():
