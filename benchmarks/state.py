@@ -126,7 +126,12 @@ def compare(tasks: dict[str, str], directory: Path, workspace: Path) -> dict[str
 def table(title: str, results: dict[str, tuple[float, float]], reference: str) -> str:
     """Markdown: each task beside the reference."""
     unit = results[reference]
-    lines = [f"## {title}", "", "| task | median s | of the reference's time | peak anonymous MB |", "|---|---|---|---|"]
+    lines = [
+        f"## {title}",
+        "",
+        "| task | median s | of the reference's time | peak anonymous MB |",
+        "|---|---|---|---|",
+    ]
     for name, (seconds, megabytes) in results.items():
         mark = " (reference)" if name == reference else ""
         lines.append(f"| {name}{mark} | {seconds:.4f} | {seconds / unit[0]:.2f} | {megabytes:.0f} |")

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from bowline.audit import audit
     from bowline.checkpoint import open_checkpoint
     from bowline.nn import (
+        LMHead,
         TieGuard,
         apply_once,
         check_ties,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         load_state,
         merge_lora,
         quantize_tied,
+        resize_vocab,
         save_checkpoint,
         tie_weights,
         unique_parameters,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "LMHead",
     "Tie",
     "TieGuard",
     "TieState",
@@ -43,6 +46,7 @@ __all__ = [
     "merge_lora",
     "open_checkpoint",
     "quantize_tied",
+    "resize_vocab",
     "save_checkpoint",
     "tie_weights",
     "unique_parameters",
@@ -53,6 +57,7 @@ _HOMES = {
     "Tie": "bowline.tie",
     "TieState": "bowline.tie",
     "open_checkpoint": "bowline.checkpoint",
+    "LMHead": "bowline.nn",
     "TieGuard": "bowline.nn",
     "apply_once": "bowline.nn",
     "check_ties": "bowline.nn",
@@ -63,6 +68,7 @@ _HOMES = {
     "load_state": "bowline.nn",
     "merge_lora": "bowline.nn",
     "quantize_tied": "bowline.nn",
+    "resize_vocab": "bowline.nn",
     "save_checkpoint": "bowline.nn",
     "tie_weights": "bowline.nn",
     "unique_parameters": "bowline.nn",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bowline.nn.heads import LMHead
 from bowline.nn.lora import merge_lora
 from bowline.nn.once import apply_once, unique_parameters
 from bowline.nn.quantize import quantize_tied
@@ -16,14 +17,17 @@ from bowline.nn.ties.keep import keep_tied
 from bowline.nn.ties.report import Remark, TieCheck, TieReport
 from bowline.nn.ties.tying import tie_weights
 from bowline.nn.ties.untying import untie_weights
+from bowline.nn.vocabulary.resize import VocabChange, resize_vocab
 
 __all__ = [
     "FoundTies",
+    "LMHead",
     "LoadReport",
     "Remark",
     "TieCheck",
     "TieGuard",
     "TieReport",
+    "VocabChange",
     "apply_once",
     "check_ties",
     "declared_ties",
@@ -33,6 +37,7 @@ __all__ = [
     "load_state",
     "merge_lora",
     "quantize_tied",
+    "resize_vocab",
     "save_checkpoint",
     "tie_weights",
     "unique_parameters",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import nn
 
-from bowline.nn.memory import knots, overlapping
+from bowline.nn.memory import knots, overlap, overlapping
 from bowline.nn.slots import Slot, slots
 from bowline.nn.ties.find import find_ties
 
@@ -18,8 +18,9 @@ def apply_once(model: nn.Module, init: Callable[[nn.Module], object]) -> nn.Modu
     """`model.apply(init)`, but each shared parameter is drawn once, by its source's module.
 
     torch's `apply` visits every module, so a tied matrix is drawn twice and the head's draw, usually of another scale,
-    is the one that stays. Here a target's module sees a stand-in without values while `init` runs on it; its other
-    parameters (a bias) are drawn as ever. Returns `model`.
+    is the one that stays. Here a target's module sees a stand-in without values (on meta) while `init` runs on it; its
+    other parameters (a bias) are drawn as ever. A source that `init` assigns a new parameter is tied again; an alias
+    is drawn once as well, and stays what it is. Returns `model`.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9)})
@@ -30,8 +31,10 @@ def apply_once(model: nn.Module, init: Callable[[nn.Module], object]) -> nn.Modu
         tensor([1.])
     """
     known = slots(model)
+    found = find_ties(model)
+    whole = [tie for tie in found.aliases if known[tie.target].tensor.shape == known[tie.source].tensor.shape]
     borrowed: dict[nn.Module, list[Slot]] = {}
-    for tie in find_ties(model):
+    for tie in (*found.ties, *whole):
         if not known[tie.target].same_place(known[tie.source]):  # a module under two names is visited once anyway
             borrowed.setdefault(known[tie.target].module, []).append(known[tie.target])
 
@@ -46,11 +49,15 @@ def apply_once(model: nn.Module, init: Callable[[nn.Module], object]) -> nn.Modu
             for slot, tensor in zip(ends, kept, strict=True):
                 slot.put(tensor)  # type: ignore[arg-type]
 
-    return model.apply(once)
+    try:
+        return model.apply(once)
+    finally:
+        for tie in found.ties:
+            known[tie.target].put(known[tie.source].tensor)  # type: ignore[arg-type]
 
 
-def unique_parameters(parameters: Iterable[torch.Tensor] | nn.Module) -> Iterator[torch.Tensor]:
-    """Each parameter once, and of several on one memory the first: what an optimizer or a norm should be given.
+def unique_parameters(parameters: Iterable[torch.Tensor] | torch.Tensor | nn.Module) -> Iterator[torch.Tensor]:
+    """Each parameter once, and of those that overlap in memory the widest, or the first: what an optimizer needs.
 
     `torch.nn.utils.clip_grad_norm_` counts what is listed twice twice, and SGD steps twice.
 
@@ -59,7 +66,16 @@ def unique_parameters(parameters: Iterable[torch.Tensor] | nn.Module) -> Iterato
         >>> len(list(unique_parameters([table, table, nn.Parameter(table.detach())])))
         1
     """
+    if isinstance(parameters, torch.Tensor):  # which would be iterated over its rows
+        parameters = [parameters]
     given = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
     distinct = list({id(parameter): parameter for parameter in given}.values())
-    again = {at for knot in knots(overlapping(list(enumerate(distinct)))) for at in sorted(knot)[1:]}
+    again: set[int] = set()
+    for knot in knots(overlapping(list(enumerate(distinct)))):
+        kept: list[torch.Tensor] = []
+        for at in sorted(knot, key=lambda at: (-distinct[at].numel(), at)):
+            if any(overlap(distinct[at], other) for other in kept):
+                again.add(at)
+            else:
+                kept.append(distinct[at])
     return (parameter for at, parameter in enumerate(distinct) if at not in again)

@@ -30,7 +30,7 @@ class Slot:
     def tensor(self) -> torch.Tensor:
         """What hangs there now."""
         home = self.module._parameters if self.attribute in self.module._parameters else self.module._buffers
-        tensor = home.get(self.attribute)
+        tensor = home[self.attribute] if self.attribute in home else None  # noqa: SIM401 - TorchScript's has no `get`
         if tensor is None:
             raise TieError(f"{self.name}: is empty now, expected a tensor", help="the module was changed: look it up")
         return tensor
@@ -39,6 +39,11 @@ class Slot:
     def is_parameter(self) -> bool:
         """Whether it is a parameter; otherwise it is a buffer."""
         return self.attribute in self.module._parameters
+
+    def beside(self, attribute: str) -> torch.Tensor | None:
+        """The parameter called `attribute` in the same module, if there is one."""
+        home = self.module._parameters
+        return home[attribute] if attribute in home else None  # noqa: SIM401 - TorchScript's has no `get`
 
     def put(self, parameter: nn.Parameter) -> None:
         """Hang `parameter` there. No copy, and past `register_parameter`, which meta contexts replace."""

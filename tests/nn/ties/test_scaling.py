@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tools.tiny import build, load_class
 
 from bowline.errors import TieError
 from bowline.nn import save_checkpoint, tie_weights, untie_weights
-from tools.tiny import build, load_class
 
 IDS = torch.arange(14).reshape(2, 7) + 3
 SCALED = ["T5ForConditionalGeneration", "SwitchTransformersForConditionalGeneration", "LongT5ForConditionalGeneration"]

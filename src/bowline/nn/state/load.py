@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +102,7 @@ def load_into(
         known = slots(model)
     pairs = [(name, source) for source, names in resolution.names.items() for name in names]
     new = any(known[name].tensor is not known[source].tensor for name, source in pairs)
-    with _parameters_kept(known):
+    with _parameters_kept(known), _without_swaps():
         for taking in (False, True):
             part = {name: value for name, value in single.items() if assign(name) is taking}
             if part:
@@ -184,6 +185,17 @@ def _clean(part: Mapping[str, Any], state: Mapping[str, Any]) -> OrderedDict[str
             for prefix, entry in metadata.items()
         )
     return clean
+
+
+@contextmanager
+def _without_swaps() -> Iterator[None]:
+    """torch's own way to keep parameters, which fails half-way where a graph is alive, is not needed here."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(False)
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 class _parameters_kept:  # noqa: N801 - reads as what it does

@@ -91,7 +91,7 @@ def _structure(target: Slot, source: Slot) -> Iterator[Remark]:
                     help="it computes all the same; tie_weights and resize_vocab keep it right",
                     breaks=False,
                 )
-        bias = end.module._parameters.get("bias")
+        bias = end.beside("bias")
         is_weight = isinstance(end.module, nn.Linear) and end.attribute == "weight"
         if is_weight and bias is not None and is_plain(end.tensor) and len(bias) != len(end.tensor):
             yield Remark(
@@ -124,7 +124,7 @@ def _freezing(model: nn.Module, target: Slot, source: Slot) -> Iterator[Remark]:
 
 def _in_optimizer(known: dict[str, Slot], target: Slot, source: Slot, optimizer: Optimizer) -> Iterator[Remark]:
     live = {id(end.tensor): end for end in known.values()}
-    ends = {id(end.tensor): end for end in (source, target)}
+    ends = {id(end.tensor): end for end in (target, source)}
     counts: dict[int, int] = {}
     for at, parameter in held(optimizer):
         counts[id(parameter)] = counts.get(id(parameter), 0) + 1

@@ -22,7 +22,7 @@ from bowline.nn.ties.report import TieReport
 from bowline.nn.ties.told import fit_sizes, holds, tell_transformers
 from bowline.tie import Tie, TieState
 
-__all__ = ["Conflict", "Knot", "hang", "knots_of", "tie_weights"]
+__all__ = ["Conflict", "Knot", "check_bias", "hang", "knots_of", "tie_weights"]
 
 Conflict = Literal["raise", "source", "target"]
 
@@ -69,7 +69,7 @@ def tie_weights(
     winners = [(knot, _winner(knot, on_conflict, scale)) for knot in grouped]
     for knot, winner in winners:
         for end in (knot.source, *(target for _, target in knot.targets)):
-            _check_bias(end, winner)
+            check_bias(end, winner)
     with ExitStack() as undo:
         replaced = [(loser, winner) for knot, winner in winners for loser in hang(model, knot, winner, undo)]
         if _governed(model, wanted):
@@ -120,6 +120,11 @@ def _check_pair(tie: Tie, target: Slot, source: Slot) -> None:
         if not end.is_parameter:
             raise TieError(
                 f"{tie}: {end.name} is a buffer, expected a parameter", help="register it as a torch.nn.Parameter"
+            )
+        if not isinstance(end.tensor, nn.Parameter):
+            raise TieError(
+                f"{tie}: {end.name} is TorchScript's own, expected a torch.nn.Parameter",
+                help="tie the module before it is traced, scripted or saved",
             )
         if not is_plain(end.tensor):
             raise TieError(
@@ -209,8 +214,9 @@ def _winner(knot: Knot, on_conflict: Conflict, scale: float) -> nn.Parameter:
     return end.tensor
 
 
-def _check_bias(end: Slot, winner: torch.Tensor) -> None:
-    bias = end.module._parameters.get("bias")
+def check_bias(end: Slot, winner: torch.Tensor) -> None:
+    """Refuse a head whose bias has another length than the matrix that it is to take."""
+    bias = end.beside("bias")
     is_weight = isinstance(end.module, nn.Linear) and end.attribute == "weight"
     if is_weight and bias is not None and len(bias) != len(winner):
         raise TieError(

@@ -1,0 +1,1 @@
+"""The vocabulary of a live model: its axes found, and made longer or shorter all at once."""

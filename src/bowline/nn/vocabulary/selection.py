@@ -1,0 +1,99 @@
+"""Which tokens stay, and under which id: the ids of the old vocabulary, and each row's origin in a resized tensor."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bowline.errors import UsageError
+
+__all__ = ["Selection", "select"]
+
+NEW = -1
+"""In a list of origins: a row that is made; in a remap: a token that is dropped."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """`kept` old ids are the first new ones, in their order; rows up to `size` are new ones.
+
+    `tail` is how many rows past the vocabulary have ids as well; they stay past it.
+    """
+
+    old_size: int
+    size: int
+    kept: torch.Tensor
+    tail: int
+
+    @property
+    def remap(self) -> torch.Tensor:
+        """Old id to new id, -1 where the token is dropped; (old size + tail,)."""
+        remap = torch.full((self.old_size + self.tail,), NEW)
+        remap[self.kept] = torch.arange(len(self.kept))
+        remap[self.old_size :] = torch.arange(self.size, self.size + self.tail)
+        return remap
+
+    @property
+    def in_place(self) -> bool:
+        """Whether every token that stays keeps its id."""
+        return len(self.kept) == 0 or bool((self.kept == torch.arange(len(self.kept))).all())
+
+    def origins(self, excess: int, stand_in: int | None = None) -> torch.Tensor:
+        """For each row of a tensor that is `excess` longer than the vocabulary: the old row that it was, or -1."""
+        held = self.old_size + min(excess, 0)
+        rows = torch.full((self.size + excess,), NEW)
+        kept = torch.where(self.kept < held, self.kept, NEW if stand_in is None else stand_in)[: len(rows)]
+        rows[: len(kept)] = kept
+        if excess > 0:
+            rows[self.size :] = torch.arange(self.old_size, self.old_size + excess)
+        return rows
+
+
+def select(n: int | Sequence[int] | torch.Tensor, old_size: int, tail: int, multiple: int | None) -> Selection:
+    """The tokens that `n` asks for: the first `n`, or those of a list of ids, rounded up to a `multiple`.
+
+    Raises:
+        UsageError: `n` or `multiple` is no size, or a list with an id twice, or one that the vocabulary has not.
+    """
+    if multiple is not None and (isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1):
+        raise UsageError(f"pad_to_multiple_of={multiple!r}: expected a whole number from 1 on")
+    whole = _whole(n)
+    if whole is not None:
+        if whole < 1:
+            raise UsageError(f"n={whole}: expected at least one token")
+        kept, tokens = torch.arange(min(whole, old_size)), whole
+    else:
+        kept = _ids(n, old_size)
+        tokens = len(kept)
+    return Selection(old_size, -(-tokens // (multiple or 1)) * (multiple or 1), kept, tail)
+
+
+def _whole(n: Any) -> int | None:
+    if isinstance(n, torch.Tensor) and n.ndim:
+        return None
+    if isinstance(n, bool):
+        raise UsageError(f"n={n!r}: expected a number of tokens, or the ids to keep")
+    try:
+        return operator.index(n)
+    except TypeError:
+        return None
+
+
+def _ids(n: Any, old_size: int) -> torch.Tensor:
+    try:
+        ids = [operator.index(one) for one in (n.tolist() if isinstance(n, torch.Tensor) else n)]
+    except TypeError:
+        raise UsageError(f"n={n!r}: expected a number of tokens, or a sequence of the ids to keep") from None
+    if not ids:
+        raise UsageError("n is an empty list: expected at least one token id to keep")
+    outside = next((one for one in ids if not 0 <= one < old_size), None)
+    if outside is not None:
+        raise UsageError(f"token {outside} is to be kept, and the vocabulary has ids 0 to {old_size - 1}")
+    if len(set(ids)) < len(ids):
+        twice = next(one for at, one in enumerate(ids) if one in ids[:at])
+        raise UsageError(f"token {twice} is listed twice among those to be kept", help="list each id once")
+    return torch.tensor(ids)
