@@ -193,7 +193,9 @@ class Checkpoint(Closing):
             if tensor.file not in self._maps:
                 self._maps[tensor.file] = memoryview(source.map())
             return self._maps[tensor.file], tensor.offset
-        buffer = memoryview(bytearray(tensor.nbytes))
+        import numpy as np
+
+        buffer = memoryview(np.empty(tensor.nbytes, dtype=np.uint8))  # not zeroed first, as a bytearray is
         source.read_into(tensor.offset, buffer)
         return buffer, 0
 

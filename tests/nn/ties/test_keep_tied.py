@@ -242,11 +242,10 @@ def test_nested_each_keeps_its_own() -> None:
     assert torch.equal(model(IDS), lm(seed=1)(IDS))
 
 
-def test_a_tie_that_is_made_inside_is_nobodys_to_keep() -> None:
+def test_a_declared_tie_that_does_not_hold_is_refused_at_the_door() -> None:
     model = TinyLM()
-    with keep_tied(model):
-        tied(model).to("meta")
-    assert not is_tied(model)
+    with pytest.raises(TieError, match=r"head\.weight <- emb\.weight: not tied, so it cannot be kept"), keep_tied(model):
+        raise AssertionError("the body is not entered")
 
 
 def test_afterwards_the_model_is_a_plain_one_again() -> None:
