@@ -80,6 +80,8 @@ def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used: nothing is loaded that is not asked for."""
     if name == "audit":
         return import_module("bowline.audit")  # a module that is called as the function is
+    if name == "errors":
+        return import_module("bowline.errors")
     if name in _HOMES:
         try:
             return getattr(import_module(_HOMES[name]), name)

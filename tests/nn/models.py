@@ -8,6 +8,8 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import nn
 
+from bowline.nn.config import flag_of, live_configs
+
 __all__ = ["HEAD", "BertLike", "EncoderDecoder", "Flagged", "TinyLM", "backward", "tied"]
 
 ROWS, WIDTH = 11, 4
@@ -88,3 +90,9 @@ def tied(model: TinyLM) -> TinyLM:
 def backward(loss: torch.Tensor) -> None:
     """`loss.backward()`, which torch leaves untyped."""
     torch.autograd.backward(loss)
+
+
+def flag_levels(model: nn.Module) -> dict[str, bool]:
+    """Every level of every live config that states the flag."""
+    stated = ((path, flag_of(level)) for path, level in live_configs(model))
+    return {path: value for path, value in stated if value is not None}

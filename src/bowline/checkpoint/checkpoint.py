@@ -195,7 +195,7 @@ class Checkpoint(Closing):
             return self._maps[tensor.file], tensor.offset
         import numpy as np
 
-        buffer = memoryview(np.empty(tensor.nbytes, dtype=np.uint8))  # not zeroed first, as a bytearray is
+        buffer = np.empty(tensor.nbytes, dtype=np.uint8).data  # not zeroed first, as a bytearray is
         source.read_into(tensor.offset, buffer)
         return buffer, 0
 

@@ -12,10 +12,10 @@ from torch import nn
 __all__ = [
     "FLAG",
     "flag_is_forced",
-    "flag_levels",
     "flag_of",
     "is_among",
     "live_configs",
+    "owner",
     "restore",
     "set_flag",
     "text_config",
@@ -76,10 +76,9 @@ def live_configs(model: nn.Module) -> Iterator[tuple[str, Any]]:
                 yield ".".join(part for part in (prefix, "config", path) if part), level
 
 
-def flag_levels(model: nn.Module) -> dict[str, bool]:
-    """Every level of every live config that states the flag."""
-    stated = ((path, flag_of(level)) for path, level in live_configs(model))
-    return {path: value for path, value in stated if value is not None}
+def owner(model: nn.Module) -> nn.Module:
+    """The outermost module that has a config: what people wrap around a model has none."""
+    return next((module for module in model.modules() if module.__dict__.get("config") is not None), model)
 
 
 def set_flag(model: nn.Module, value: bool) -> list[tuple[Any, bool]]:
@@ -88,7 +87,7 @@ def set_flag(model: nn.Module, value: bool) -> list[tuple[Any, bool]]:
     False is written at every level that states the flag; true at the root and at the text decoder's, and not at the
     levels of towers that have no words.
     """
-    root = getattr(model, "config", None)
+    root = getattr(owner(model), "config", None)
     if value:
         wanted = {id(root), id(text_config(root))} if root is not None else set()
         wanted |= {id(module.__dict__["config"]) for module in model.modules() if _declares(module)}

@@ -21,6 +21,7 @@ from bowline.errors import TieError, UsageError
 from bowline.nn.scaling import head_scale, set_scaling
 from bowline.nn.slots import Slot, slots
 from bowline.nn.ties.declared import declared_ties
+from bowline.nn.ties.ends import makes_logits
 from bowline.nn.ties.told import fit_sizes
 from bowline.nn.ties.untying import untie_weights
 from bowline.tie import Tie
@@ -305,17 +306,13 @@ def _untie_declared(merged: nn.Module, before: Parts, scale: float) -> None:
         if {tie.target, tie.source} <= known.keys() & before.keys() and before[tie.target] is before[tie.source]
     ]
     held = [tie for tie in declared if known[tie.target].tensor is known[tie.source].tensor]
-    parted = [known[tie.target] for tie in declared if tie not in held]
+    parted = [(known[tie.target], known[tie.source]) for tie in declared if tie not in held]
     if not parted:
         return
-    heads = {id(end.tensor): end.tensor for end in parted if _makes_logits(end)}
+    heads = {id(target.tensor): target.tensor for target, source in parted if makes_logits(target, source)}
     untie_weights(merged, held)
     if heads and scale != 1.0:
         with torch.no_grad():
             for head in heads.values():
                 head.mul_(scale)
         set_scaling(merged, False)
-
-
-def _makes_logits(end: Slot) -> bool:
-    return end.tensor.ndim > 1 and not isinstance(end.module, nn.Embedding)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import nn
 
+from bowline.errors import UsageError
 from bowline.nn.memory import knots, overlap, overlapping
 from bowline.nn.slots import Slot, slots
 from bowline.nn.ties.find import find_ties
@@ -69,6 +70,13 @@ def unique_parameters(parameters: Iterable[torch.Tensor] | torch.Tensor | nn.Mod
     if isinstance(parameters, torch.Tensor):  # which would be iterated over its rows
         parameters = [parameters]
     given = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
+    given = list(given)
+    for parameter in given:
+        if not isinstance(parameter, torch.Tensor):
+            raise UsageError(
+                f"{type(parameter).__name__}: expected parameters",
+                help="model.parameters(), or the 'params' of each group",
+            )
     distinct = list({id(parameter): parameter for parameter in given}.values())
     again: set[int] = set()
     for knot in knots(overlapping(list(enumerate(distinct)))):

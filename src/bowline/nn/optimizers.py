@@ -9,9 +9,32 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-__all__ = ["copy_state", "drop", "group_of", "replace", "resize_state"]
+from bowline.errors import TieError, UsageError
+
+__all__ = ["copy_state", "drop", "expect", "expect_groups", "group_of", "held", "replace", "resize_state"]
 
 Group = dict[str, Any]
+
+
+def expect(optimizer: object) -> None:
+    """Raise, before anything is changed, where this optimizer's parameters cannot be exchanged.
+
+    Raises:
+        UsageError: it has no groups and no state by parameter.
+        TieError: its state spans parameters (LBFGS), or parts of it are on other processes (ZeRO).
+    """
+    expect_groups(optimizer)
+    if isinstance(optimizer, torch.optim.LBFGS) or hasattr(optimizer, "_partition_parameters"):
+        raise TieError(
+            f"{type(optimizer).__name__}: its state is not kept parameter by parameter, so none can be exchanged",
+            help="leave optimizer out, and build it anew afterwards",
+        )
+
+
+def expect_groups(optimizer: object) -> None:
+    """Raise a `UsageError` for what is no optimizer: it has no groups of parameters and no state."""
+    if not isinstance(getattr(optimizer, "param_groups", None), list) or not hasattr(optimizer, "state"):
+        raise UsageError(f"optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer")
 
 
 def group_of(optimizer: Optimizer, parameter: torch.Tensor) -> Group | None:
@@ -27,7 +50,7 @@ def replace(optimizer: Optimizer, old: torch.Tensor, new: torch.Tensor) -> None:
         drop(optimizer, old)
         return
     for group in optimizer.param_groups:
-        group["params"] = [new if p is old else p for p in group["params"]]
+        group["params"][:] = [new if p is old else p for p in group["params"]]
     if old in optimizer.state:
         optimizer.state[new] = optimizer.state.pop(old)
 
@@ -37,7 +60,7 @@ def drop(optimizer: Optimizer, parameter: torch.Tensor) -> None:
     for group in optimizer.param_groups:
         kept = [at for at, p in enumerate(group["params"]) if p is not parameter]
         for key in {"params", "param_names"} & set(group):  # names are there if named_parameters() were given
-            group[key] = [group[key][at] for at in kept]
+            group[key][:] = [group[key][at] for at in kept]
     optimizer.state.pop(parameter, None)
 
 

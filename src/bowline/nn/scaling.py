@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from bowline.nn.config import flag_of, is_among, live_configs
+from bowline.nn.config import flag_of, is_among, live_configs, owner
 
 __all__ = ["follows_flag", "head_scale", "idle_scale", "set_scaling", "undo_scaling"]
 
@@ -27,7 +27,7 @@ SCALED_BY_FLAG = {
 
 def follows_flag(model: nn.Module) -> bool:
     """Whether a loader would scale this model's head by nothing but the flag in its `config.json`."""
-    return is_among(SCALED_BY_FLAG, getattr(model, "config", None))
+    return is_among(SCALED_BY_FLAG, getattr(owner(model), "config", None))
 
 
 def head_scale(model: nn.Module) -> float:
@@ -42,7 +42,7 @@ def idle_scale(model: nn.Module) -> float:
 
 def _scales(model: nn.Module) -> bool | None:
     """Whether the live model scales; `None` for a family that never does."""
-    config = getattr(model, "config", None)
+    config = getattr(owner(model), "config", None)
     stated = getattr(config, SCALE, None)
     if stated is None and follows_flag(model):
         return flag_of(config) is not False
@@ -50,7 +50,7 @@ def _scales(model: nn.Module) -> bool | None:
 
 
 def _factor(model: nn.Module) -> float:
-    config = getattr(model, "config", None)
+    config = getattr(owner(model), "config", None)
     width: float = getattr(config, "d_model", None) or config.hidden_size  # type: ignore[union-attr]
     return 1.0 / math.sqrt(width)
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from bowline.errors import TieError
+from bowline.errors import TieError, UsageError
 
-__all__ = ["Slot", "named_slots", "slot", "slots"]
+__all__ = ["Slot", "expect_module", "named_slots", "slot", "slots"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +54,15 @@ class Slot:
         return self.module is other.module and self.attribute == other.attribute
 
 
+def expect_module(model: object) -> None:
+    """Raise a `UsageError` for what is no model: a path, `None`, a state dict."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{type(model).__name__}: expected a torch.nn.Module", help="build or load the model first")
+
+
 def named_slots(model: nn.Module) -> Iterator[Slot]:
     """Every parameter, then every buffer, of every module: shared modules and shared parameters under each name."""
+    expect_module(model)
     modules = list(model.named_modules(remove_duplicate=False))
     for home in ("_parameters", "_buffers"):
         for prefix, module in modules:

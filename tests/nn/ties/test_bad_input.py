@@ -11,10 +11,9 @@ from torch import nn
 from torch.nn.utils import parametrizations, weight_norm
 
 from bowline.errors import BowlineError, TieError, UsageError
-from bowline.nn import tie_weights, untie_weights
-from bowline.nn.config import flag_levels
+from bowline.nn import check_ties, declared_ties, find_ties, tie_weights, untie_weights
 from bowline.nn.slots import slots
-from tests.nn.models import HEAD, Flagged, tied
+from tests.nn.models import HEAD, Flagged, TinyLM, flag_levels, tied
 
 Change = Callable[["Model"], None]
 
@@ -281,3 +280,28 @@ def test_untying_that_fails_changes_nothing(arguments: Any, error: type[Exceptio
     with pytest.raises(error):
         untie_weights(model, **arguments, optimizer=optimizer)
     assert_same(before, snapshot(model, optimizer))
+
+
+@pytest.mark.parametrize("call", [tie_weights, untie_weights])
+@pytest.mark.parametrize(
+    ("optimizer", "kind", "words"),
+    [
+        (lambda model: "adam", UsageError, "optimizer is a str"),
+        (lambda model: torch.optim.LBFGS(model.parameters()), TieError, "LBFGS: its state is not kept"),
+    ],
+)
+def test_an_optimizer_that_cannot_follow_is_refused_before_anything_is_done(
+    call: Any, optimizer: Any, kind: type[Exception], words: str
+) -> None:
+    model = TinyLM() if call is tie_weights else tied(TinyLM())
+    before = find_ties(model)
+    with pytest.raises(kind, match=words):
+        call(model, optimizer=optimizer(model), **({"on_conflict": "source"} if call is tie_weights else {}))
+    assert find_ties(model) == before
+
+
+@pytest.mark.parametrize("call", [find_ties, declared_ties, check_ties, tie_weights, untie_weights])
+@pytest.mark.parametrize("model", [None, "gpt2", {}])
+def test_what_is_no_model_is_a_usage_error(call: Any, model: Any) -> None:
+    with pytest.raises(UsageError, match=r"expected a torch\.nn\.Module"):
+        call(model)

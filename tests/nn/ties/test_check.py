@@ -293,3 +293,19 @@ def test_what_tie_weights_makes_every_check_passes() -> None:
     assert not check_ties(model, optimizer=optimizer)
     assert tie_weights(model, on_conflict="source", optimizer=optimizer)
     assert check_ties(model, optimizer=optimizer)
+
+
+def test_a_tie_that_the_flag_denies_is_remarked_on() -> None:
+    model = Flagged(False)
+    model.head.weight = model.emb.weight
+    report = check_ties(model)
+    assert report
+    assert [remark.kind for check in report.checks for remark in check.remarks] == ["flag"]
+
+
+def test_an_optimizer_of_two_models_is_not_stale_for_either() -> None:
+    one, other = tied(TinyLM()), tied(TinyLM())
+    optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], lr=0.1)
+    report = check_ties(one, optimizer=optimizer)
+    assert report
+    assert [(remark.kind, remark.breaks) for remark in report.checks[0].remarks] == [("stale", False)]

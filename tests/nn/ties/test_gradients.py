@@ -43,7 +43,7 @@ def reference(model: nn.Module, ties: dict[str, str]) -> dict[str, torch.Tensor]
     return grads
 
 
-EMA: Any = get_ema_multi_avg_fn(0.9)  # type: ignore[no-untyped-call]
+EMA: Any = get_ema_multi_avg_fn(0.9)
 HEAD = {"head.weight": "emb.weight"}
 
 

@@ -244,7 +244,10 @@ def test_nested_each_keeps_its_own() -> None:
 
 def test_a_declared_tie_that_does_not_hold_is_refused_at_the_door() -> None:
     model = TinyLM()
-    with pytest.raises(TieError, match=r"head\.weight <- emb\.weight: not tied, so it cannot be kept"), keep_tied(model):
+    with (
+        pytest.raises(TieError, match=r"head\.weight <- emb\.weight: not tied, so it cannot be kept"),
+        keep_tied(model),
+    ):
         raise AssertionError("the body is not entered")
 
 

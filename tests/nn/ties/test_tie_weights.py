@@ -13,8 +13,7 @@ from torch import nn
 from bowline import Tie, TieState
 from bowline.errors import TieError
 from bowline.nn import find_ties, tie_weights, untie_weights
-from bowline.nn.config import flag_levels
-from tests.nn.models import HEAD, BertLike, EncoderDecoder, Flagged, TinyLM, backward, tied
+from tests.nn.models import HEAD, BertLike, EncoderDecoder, Flagged, TinyLM, backward, flag_levels, tied
 
 IDS = torch.tensor([[1, 2, 3, 9], [4, 1, 0, 5]])
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from tools.tiny import build, load_class, tiny_config
 from torch import nn
 
-from bowline import Tie
-from bowline.errors import TieError
+from bowline import Tie, TieState
+from bowline.errors import TieError, UsageError
 from bowline.nn import check_ties, declared_ties, find_ties, tie_weights, untie_weights
-from bowline.nn.config import flag_levels
-from tests.nn.models import HEAD, BertLike, EncoderDecoder, Flagged, TinyLM, backward, tied
+from tests.nn.models import HEAD, BertLike, EncoderDecoder, Flagged, TinyLM, backward, flag_levels, tied
 
 IDS = torch.tensor([[1, 2, 3, 9], [4, 1, 0, 5]])
 
@@ -313,7 +313,6 @@ def quiet() -> Iterator[None]:
 
 def tiny(name: str) -> Any:
     """A tiny random model of the class, its flag true at every level."""
-    from tools.tiny import build, load_class, tiny_config
 
     cls = load_class(name)
     config = tiny_config(cls)
@@ -397,3 +396,38 @@ def test_an_untied_model_that_is_saved_and_loaded_computes_the_same(name: str, t
     again = type(model).from_pretrained(tmp_path).eval()
     assert torch.equal(again.lm_head.weight, model.lm_head.weight)
     assert torch.equal(logits(again), logits(model))
+
+
+def test_an_alias_is_parted_too() -> None:
+    model = tied(TinyLM())
+    model.load_state_dict(
+        TinyLM().state_dict() | {"head.weight": (w := torch.ones(11, 4)), "emb.weight": w}, assign=True
+    )
+    assert check_ties(model, [HEAD]).checks[0].state is TieState.ALIAS
+    assert untie_weights(model) == (Tie(*HEAD),)
+    model.head.weight.data.zero_()
+    assert bool((model.emb.weight == 1).all())
+
+
+def test_what_hangs_on_the_parameter_hangs_on_the_copy() -> None:
+    model = tied(TinyLM())
+    model.emb.weight._no_weight_decay = True  # type: ignore[attr-defined]
+    untie_weights(model)
+    assert model.head.weight._no_weight_decay  # type: ignore[attr-defined]
+
+
+def test_a_head_function_that_returns_a_new_tensor_is_refused() -> None:
+    model = tied(TinyLM())
+    with pytest.raises(UsageError, match="returned a new tensor"):
+        untie_weights(model, head=lambda weight: torch.zeros_like(weight))
+    assert Tie(*HEAD) in find_ties(model)
+
+
+def test_a_wrapper_without_a_config_changes_nothing_about_the_scale() -> None:
+    model = build(load_class("SwitchTransformersForConditionalGeneration"))
+    ids = torch.arange(14).reshape(2, 7)
+    with torch.no_grad():
+        before = model(input_ids=ids, decoder_input_ids=ids).logits
+        untie_weights(nn.ModuleDict({"inner": model}))
+        assert torch.allclose(model(input_ids=ids, decoder_input_ids=ids).logits, before, atol=1e-7)
+    assert model.config.tie_word_embeddings is False

@@ -76,7 +76,9 @@ def _knots(model: nn.Module, known: Mapping[str, Slot]) -> dict[str, list[str]]:
         return name
 
     for tie in (*declared_ties(model, known=known), *shared_ties(model, known)):
-        if tie.target in known and tie.source in known and root(tie.target) != root(tie.source):
+        if not {tie.target, tie.source} <= known.keys() or root(tie.target) == root(tie.source):
+            continue
+        if known[tie.target].is_parameter and known[tie.source].is_parameter:  # a buffer cannot be tied
             roots[root(tie.target)] = root(tie.source)
     knots: dict[str, list[str]] = {}
     for name in roots:
@@ -85,6 +87,8 @@ def _knots(model: nn.Module, known: Mapping[str, Slot]) -> dict[str, list[str]]:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if type(one) is type(other) and getattr(one, "placements", None) == getattr(other, "placements", None) is not None:
+        one, other = one.to_local(), other.to_local()  # type: ignore[attr-defined]  # shards of one layout
     return state_of(one, other) in (TieState.SHARED, TieState.ALIAS, TieState.EQUAL)
 
 

@@ -13,8 +13,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from bowline.errors import CheckpointError, TieError
+from bowline.nn.memory import knots, overlapping
+from bowline.nn.scaling import follows_flag, head_scale
 from bowline.nn.slots import Slot, slots
 from bowline.nn.state.conflicts import OnConflict, Resolution, resolve_ties
+from bowline.nn.state.rehearse import has_own_rules, rehearse
+from bowline.nn.ties.compare import is_plain
 from bowline.nn.ties.declared import declared_ties
 from bowline.nn.ties.told import fit_sizes, tell_transformers
 from bowline.nn.ties.untying import separate
@@ -84,19 +88,30 @@ def load_into(
     on_conflict: OnConflict,
     strict: bool,
     optional: Callable[[str], bool] = lambda name: False,
+    unscaled: bool = False,
 ) -> LoadReport:
     """`load_state`, choosing name by name whether memory is taken (`assign`) or values copied.
 
-    `optional` names are missed by nobody, whichever side lacks them.
+    `optional` names are missed by nobody, whichever side lacks them. `unscaled`: the state is known to be of a model
+    that does not scale its head's input.
     """
-    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     known = slots(model)
+    for name, value in state.items():
+        if name in known and not isinstance(value, torch.Tensor):
+            raise CheckpointError(
+                f"{name}: the state holds a {type(value).__name__}, expected a tensor",
+                help="torch.as_tensor makes one of an array",
+            )
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     resolution = resolve_ties(model, known, tensors, on_conflict)
     single, expected = _one_name_each(model, state, resolution)
-    missing = tuple(name for name in expected if name not in single and not optional(name))
-    unexpected = tuple(name for name in single if name not in expected and not optional(name))
-    if not _renames_while_loading(model):
-        _check(model, known, tensors, single, missing, unexpected, strict, assign)
+    rehearsed = rehearse(model, known, _clean(single, state)) if has_own_rules(model) else None
+    lacking, needless = rehearsed or (expected, [name for name in single if name not in expected])
+    missing = tuple(name for name in lacking if name in expected and name not in single and not optional(name))
+    unexpected = tuple(name for name in needless if not optional(name))
+    _check(model, known, tensors, single, missing, unexpected, strict, assign)
+    if follows_flag(model) and head_scale(model) != 1.0 and not unscaled:
+        _check_scale(model, known, resolution)
     if resolution.apart:
         separate(model, tuple(tie for tie in resolution.apart if _is_tied(tie, known)))
         known = slots(model)
@@ -105,6 +120,7 @@ def load_into(
     with _parameters_kept(known), _without_swaps():
         for taking in (False, True):
             part = {name: value for name, value in single.items() if assign(name) is taking}
+            part = _apart(part) if taking else part
             if part:
                 model.load_state_dict(_clean(part, state), strict=False, assign=taking)
     tied = _hang_together(known, resolution)
@@ -148,6 +164,13 @@ def _check(
             f"{len(misfits)} tensors do not fit: {_some(misfits, 3)}",
             help="build the model from the checkpoint's config, or resize_vocab(model, ...) first",
         )
+    for name, value in single.items():
+        held = known[name].tensor if name in known else value
+        if isinstance(value, torch.Tensor) and not is_lazy(held) and is_plain(value) is not is_plain(held):
+            raise CheckpointError(
+                f"{name}: the model holds a {_kind(held)} and the state a {_kind(value)}, expected two of a kind",
+                help="load before sharding or quantising; or torch.distributed.checkpoint.state_dict loads into shards",
+            )
     empty = [name for name in single if name in known and known[name].tensor.is_meta and not assign(name)]
     if empty:
         raise CheckpointError(
@@ -170,9 +193,21 @@ def _check(
         )
 
 
-def _renames_while_loading(model: nn.Module) -> bool:
-    """Whether modules translate what they are given, so that only they know what fits."""
-    return any(bool(module._load_state_dict_pre_hooks) for module in model.modules())
+def _check_scale(model: nn.Module, known: Mapping[str, Slot], resolution: Resolution) -> None:
+    for tie in resolution.apart:
+        if not isinstance(known[tie.target].module, nn.Embedding):
+            raise TieError(
+                f"{tie}: the state has two matrices, and {type(model).__name__} scales by the flag that would be "
+                "cleared, so the head would no longer compute what it did",
+                help='on_conflict="source" or "target" keeps one; or build the model untied, if the state is unscaled',
+            )
+
+
+def _apart(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Memory that several names hold (a pickle of a tied model) goes to the first; an alias is no state to be in."""
+    tensors = [(name, value) for name, value in part.items() if isinstance(value, torch.Tensor)]
+    again = {name for _, *others in knots(overlapping(tensors)) for name in others}
+    return {name: value.clone() if name in again else value for name, value in part.items()}
 
 
 def _clean(part: Mapping[str, Any], state: Mapping[str, Any]) -> OrderedDict[str, Any]:
@@ -222,6 +257,10 @@ def _take(old: nn.Parameter, new: torch.Tensor) -> torch.Tensor:
     """`old` with the memory of `new`, or `new` itself where torch cannot do that (from meta to a device)."""
     if not torch._has_compatible_shallow_copy_type(old, new):
         return new
+    if not is_plain(old):  # shards and quantised tensors keep what `.data` does not reach
+        with torch.no_grad():
+            old.copy_(new)
+        return old
     if old.grad is not None and (old.dtype, old.shape) != (new.dtype, new.shape):
         old.grad = None
     old.data = new.data
@@ -244,6 +283,10 @@ def _hang_together(known: Mapping[str, Slot], resolution: Resolution) -> tuple[T
 
 def _is_tied(tie: Tie, known: Mapping[str, Slot]) -> bool:
     return known[tie.target].tensor is known[tie.source].tensor
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"plain {tensor.dtype}" if is_plain(tensor) else type(tensor.detach()).__name__
 
 
 def _some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:

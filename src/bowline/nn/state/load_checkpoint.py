@@ -10,16 +10,20 @@ import torch
 from torch import nn
 
 from bowline.checkpoint import open_checkpoint
+from bowline.checkpoint.weights import UNSEEN
 from bowline.errors import CheckpointError
+from bowline.nn.config import flag_of
 from bowline.nn.slots import Slot, slots
 from bowline.nn.state.conflicts import OnConflict
 from bowline.nn.state.load import LoadReport, load_into
-from bowline.nn.state.names import is_transformers_model, to_live, unwrapped
+from bowline.nn.state.names import conversions_kept, is_transformers_model, to_live, unwrapped
 from bowline.nn.state.stored import stored_tensor
+from bowline.nn.ties.compare import is_plain
 
 __all__ = ["load_checkpoint"]
 
 
+@torch.inference_mode(False)
 def load_checkpoint(
     model: nn.Module,
     path: str | os.PathLike[str],
@@ -53,26 +57,31 @@ def load_checkpoint(
     model = unwrapped(model)
     with open_checkpoint(path) as checkpoint:
         if not checkpoint.complete:
-            seen = "; ".join(lint.message for lint in checkpoint.lints[:3]) or "one shard of several"
+            seen = "; ".join(lint.message for lint in checkpoint.lints if lint.kind in UNSEEN) or "one shard of several"
             raise CheckpointError(
                 f"{checkpoint.location}: not a whole checkpoint: {seen}", help="fetch what is missing"
             )
         stored = {name: stored_tensor(checkpoint, name, mapped=mmap) for name in checkpoint.tensors}
+        unscaled = flag_of(checkpoint.config or {}) is False
     known = slots(model)
-    report = load_into(
-        model,
-        _fitting(to_live(model, stored), known),
-        assign=lambda name: name in known and _may_take(known[name].tensor),
-        on_conflict=on_conflict,
-        strict=strict,
-        optional=_optional(model),
-    )
-    _off_meta(model)
+    everywhere = all(_may_take(slot.tensor) for slot in known.values())
+    optional = _optional(model)
+    with conversions_kept(model):
+        report = load_into(
+            model,
+            _fitting(to_live(model, stored), known),
+            assign=lambda name: _may_take(known[name].tensor) if name in known else everywhere,  # a hook may rename it
+            on_conflict=on_conflict,
+            strict=strict,
+            optional=optional,
+            unscaled=unscaled,
+        )
+    _off_meta(model, optional)
     return report
 
 
 def _may_take(held: torch.Tensor) -> bool:
-    return held.is_meta or held.device.type == "cpu"
+    return is_plain(held) and (held.is_meta or held.device.type == "cpu")
 
 
 def _fitting(state: Mapping[str, torch.Tensor], known: Mapping[str, Slot]) -> dict[str, torch.Tensor]:
@@ -96,16 +105,18 @@ def _optional(model: nn.Module) -> Callable[[str], bool]:
     return lambda name: either.search(name) is not None
 
 
-def _off_meta(model: nn.Module) -> None:
+def _off_meta(model: nn.Module, optional: Callable[[str], bool]) -> None:
     """What no checkpoint holds (rotary frequencies, position ids) is computed, where the model knows how."""
     left = [slot for slot in slots(model).values() if slot.tensor.is_meta]
     if not left:
         return
     fill = getattr(model, "_move_missing_keys_from_meta_to_device", None)
-    if is_transformers_model(model) and fill is not None and not any(slot.is_parameter for slot in left):
+    lost = {slot.name for slot in left if slot.is_parameter}  # Marian's positions are parameters that no file holds
+    if is_transformers_model(model) and fill is not None and all(map(optional, lost)):
         for parameter in model.parameters():
-            parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers draws nothing twice
-        fill(set(), None, None, None)
+            if not parameter.is_meta:
+                parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers draws nothing twice
+        fill(lost, None, None, None)
         model._initialize_missing_keys(False)  # type: ignore[operator]
         for parameter in model.parameters():
             parameter.__dict__.pop("_is_hf_initialized", None)

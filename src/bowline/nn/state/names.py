@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["is_transformers_model", "to_disk", "to_live", "unwrapped"]
+__all__ = ["conversions_kept", "is_transformers_model", "to_disk", "to_live", "unwrapped"]
 
 State = dict[str, torch.Tensor]
 
@@ -37,11 +38,34 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
+@contextmanager
+def conversions_kept(model: nn.Module) -> Iterator[None]:
+    """By what `to_live` remembers, a later save names its tensors; a load that fails must leave nothing to remember."""
+    before = model.__dict__.get("_weight_conversions")
+    try:
+        yield
+    except BaseException:
+        model.__dict__.pop("_weight_conversions", None)
+        if before is not None:
+            model.__dict__["_weight_conversions"] = before
+        raise
+
+
 def to_live(model: nn.Module, stored: Mapping[str, torch.Tensor]) -> State:
     """Tensors by the names on disk -> tensors by the names in `model`. What the model does not know stays as it is."""
+    live = {_uncompiled(name): name for name in model.state_dict(keep_vars=True)}
+    return {live.get(name, name): tensor for name, tensor in _to_live(model, stored).items()}
+
+
+def _uncompiled(name: str) -> str:
+    """The name as it was before `torch.compile` was put around a part of the model."""
+    return name.replace("_orig_mod.", "")
+
+
+def _to_live(model: nn.Module, stored: Mapping[str, torch.Tensor]) -> State:
     if not is_transformers_model(model):
         return dict(stored)
-    known = model.state_dict(keep_vars=True)
+    known = {_uncompiled(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
     if _as_they_are(stored, known):
         model.__dict__["_weight_conversions"] = []  # a later save translates nothing either
         return dict(stored)
@@ -84,13 +108,14 @@ def _as_they_are(stored: Mapping[str, torch.Tensor], known: Mapping[str, torch.T
 
 def to_disk(model: nn.Module, state: Mapping[str, torch.Tensor]) -> State:
     """Tensors by the names in `model` -> tensors by the names on disk."""
+    state = {_uncompiled(name): tensor for name, tensor in state.items()}
     if not is_transformers_model(model):
-        return dict(state)
+        return state
     if _version() < 5:
         return {_disk_name_4(model, name): tensor for name, tensor in state.items()}
     from transformers.core_model_loading import revert_weight_conversion
 
-    reverted: State = revert_weight_conversion(model, dict(state))  # type: ignore[arg-type]
+    reverted: State = revert_weight_conversion(model, state)  # type: ignore[arg-type]
     return reverted
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from torch import nn
 
 from bowline.checkpoint.publish import publishing
 from bowline.checkpoint.shards import Payload, parse_size, write_shards
-from bowline.errors import CheckpointError, TieError, UsageError
+from bowline.errors import CheckpointError, ConfigError, TieError, UsageError
 from bowline.nn.scaling import follows_flag, head_scale
 from bowline.nn.slots import slots
 from bowline.nn.state.dtypes import NAMES
@@ -73,7 +74,7 @@ def save_checkpoint(
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     groups = [[name for name in group if name in state] for group in shared_names(model)]
     with publishing(Path(directory), replaces=lambda name: WEIGHTS.fullmatch(name) is not None) as stage:
-        config = _write_config(model, stage, shapes)
+        config = _write_config(model, stage, shapes, Path(directory) / CONFIG)
         again = remade(model, groups, disk, config, shapes) if keep != "both" else []
         left_out = _left_out(again, keep, model)
         for name in left_out:
@@ -122,23 +123,28 @@ def _left_out(again: Knots, keep: Keep, model: nn.Module) -> dict[str, str]:
 
 def _payload(name: str, tensor: torch.Tensor) -> Payload:
     def data() -> Any:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy() if flat.numel() else b""
 
     return Payload(name=name, dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)
 
 
-def _write_config(model: nn.Module, stage: Path, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """Write what describes the model beside its weights; returns the text of `config.json`, if there is one."""
+def _write_config(model: nn.Module, stage: Path, shapes: Mapping[str, tuple[int, ...]], old: Path) -> str | None:
+    """Write what describes the model beside its weights; returns the text of `config.json`, if there is one.
+
+    A model that describes itself in no way that can be written keeps the config that was there, all but its flag.
+    """
     config = copy.deepcopy(getattr(model, "config", None))
     if is_transformers_model(model):
         _write_transformers(model, config, stage)
     elif config is not None and callable(getattr(config, "save_pretrained", None)):
         config.save_pretrained(stage)
     elif dataclasses.is_dataclass(config) and not isinstance(config, type):
-        (stage / CONFIG).write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+        _write_json(stage / CONFIG, dataclasses.asdict(config))
     elif isinstance(config, Mapping):
-        (stage / CONFIG).write_text(json.dumps(dict(config), indent=2) + "\n")
+        _write_json(stage / CONFIG, dict(config))
+    elif old.is_file():
+        shutil.copy(old, stage / CONFIG)
     path = stage / CONFIG
     if not path.is_file():
         return None
@@ -148,6 +154,17 @@ def _write_config(model: nn.Module, stage: Path, shapes: Mapping[str, tuple[int,
         text = with_flag(text, flag, shapes)
         path.write_text(text)
     return text
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    for key, value in content.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"config.{key}: {error}, expected what JSON can hold", help="write it as text, or leave it out"
+            ) from None
+    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _check_scale(model: nn.Module, flag: bool) -> None:

@@ -32,4 +32,6 @@ def stored_tensor(checkpoint: Checkpoint, name: str, *, mapped: bool = True) -> 
     flat = torch.frombuffer(buffer, dtype=dtype, count=stored.nbytes // dtype.itemsize, offset=offset)
     if stored.strides is None:
         return flat.view(stored.shape)
-    return flat.as_strided(stored.shape, stored.strides)
+    view = flat.as_strided(stored.shape, stored.strides)
+    repeats = any(stride == 0 and extent > 1 for extent, stride in zip(stored.shape, stored.strides, strict=True))
+    return view.contiguous() if repeats else view  # an expanded tensor cannot be trained

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from bowline.errors import TieError
-from bowline.nn.optimizers import held
+from bowline.nn import optimizers
 from bowline.nn.slots import Slot, slot, slots
 from bowline.nn.ties.compare import difference, is_plain, state_of
 from bowline.nn.ties.declared import Ties, as_ties, declared_ties
+from bowline.nn.ties.ends import holds
 from bowline.nn.ties.report import Remark, TieCheck, TieReport
 from bowline.nn.ties.told import stated_sizes
 from bowline.tie import Tie, TieState
@@ -23,11 +25,11 @@ __all__ = ["check_ties"]
 def check_ties(model: nn.Module, ties: Ties | None = None, *, optimizer: Optimizer | None = None) -> TieReport:
     """How each tie stands: shared, an alias, a clone, diverged (in how many rows, by how much), or impossible.
 
-    `ties` are the declared ones (`declared_ties`) unless they are given. Beside the state a check remarks on sizes and
-    biases that no longer fit, parametrizations on either side, what freezing one end did to the other, and, given an
-    `optimizer`, on parameters of the tie that are stale (no longer the model's), missing, or listed twice, and on
-    weight decay that the two ends would have wanted differently. Nothing is changed and nothing raised:
-    `.raise_if_broken()` raises.
+    `ties` are the declared ones (`declared_ties`), and those that hold although the flag says no, unless they are
+    given. Beside the state a check remarks on sizes and biases that no longer fit, parametrizations on either side,
+    what freezing one end did to the other, a flag that contradicts; and, given an `optimizer`, on parameters of the tie
+    that are stale (no longer the model's), missing or listed twice, and on weight decay that the two ends would have
+    wanted differently. Nothing is changed and nothing raised: `.raise_if_broken()` raises.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9, bias=False)})
@@ -35,12 +37,18 @@ def check_ties(model: nn.Module, ties: Ties | None = None, *, optimizer: Optimiz
         >>> print(check_ties(model, [("lm_head.weight", "wte.weight")]).checks[0].state)
         ALIAS
     """
-    wanted = declared_ties(model) if ties is None else as_ties(ties)
     known = slots(model)
-    return TieReport(checks=tuple(_check(model, tie, known, optimizer) for tie in wanted))
+    if ties is None:
+        against = (tie for tie in declared_ties(model, flag=True, known=known) if holds(tie, known))
+        wanted = tuple({tie.target: tie for tie in (*declared_ties(model, known=known), *against)}.values())
+    else:
+        wanted = as_ties(ties)
+    listed = None if optimizer is None else _Listed(known, optimizer)
+    checks = tuple(_check(model, tie, known, listed) for tie in wanted)
+    return TieReport(checks=checks)
 
 
-def _check(model: nn.Module, tie: Tie, known: dict[str, Slot], optimizer: Optimizer | None) -> TieCheck:
+def _check(model: nn.Module, tie: Tie, known: dict[str, Slot], listed: _Listed | None) -> TieCheck:
     target, source = known.get(tie.target), known.get(tie.source)
     if target is None or source is None:
         state = (
@@ -54,9 +62,9 @@ def _check(model: nn.Module, tie: Tie, known: dict[str, Slot], optimizer: Optimi
         return TieCheck(tie=tie, state=state, remarks=tuple(_why_missing(model, name, known) for name in gone))
     state = state_of(target.tensor, source.tensor)
     apart = difference(target.tensor, source.tensor) if state is TieState.DIVERGED else None
-    remarks = [*_structure(target, source), *_freezing(model, target, source)]
-    if optimizer is not None:
-        remarks += _in_optimizer(known, target, source, optimizer)
+    remarks = [*_structure(target, source), *_freezing(model, target, source), *_flag(model, tie, target, source)]
+    if listed is not None:
+        remarks += _in_optimizer(known, target, source, listed)
     return TieCheck(tie=tie, state=state, difference=apart, remarks=tuple(remarks))
 
 
@@ -102,6 +110,18 @@ def _structure(target: Slot, source: Slot) -> Iterator[Remark]:
             )
 
 
+def _flag(model: nn.Module, tie: Tie, target: Slot, source: Slot) -> Iterator[Remark]:
+    """A tie that holds against the flag: whoever saves by the tensors and loads by the flag loses an end."""
+    if target.tensor is source.tensor and tie in declared_ties(model, flag=True) and tie not in declared_ties(model):
+        yield Remark(
+            kind="flag",
+            message=f"{tie.target} is tied and the config says that it is not: transformers' save_pretrained drops it, "
+            "and a load draws it at random",
+            help="save_checkpoint writes what both say; tie_weights(model) or untie_weights(model) makes them agree",
+            breaks=False,
+        )
+
+
 def _freezing(model: nn.Module, target: Slot, source: Slot) -> Iterator[Remark]:
     if target.tensor is source.tensor and not target.tensor.requires_grad:
         others = (p for p in model.parameters() if p is not target.tensor)
@@ -122,20 +142,36 @@ def _freezing(model: nn.Module, target: Slot, source: Slot) -> Iterator[Remark]:
         )
 
 
-def _in_optimizer(known: dict[str, Slot], target: Slot, source: Slot, optimizer: Optimizer) -> Iterator[Remark]:
-    live = {id(end.tensor): end for end in known.values()}
+class _Listed:
+    """What an optimizer holds: how often each parameter, and which of them the model does not have."""
+
+    def __init__(self, known: dict[str, Slot], optimizer: Optimizer) -> None:
+        optimizers.expect_groups(optimizer)
+        self.optimizer = optimizer
+        live = {id(end.tensor) for end in known.values()}
+        self.counts: dict[int, int] = {}
+        self.foreign: list[tuple[int, torch.Size]] = []
+        for at, parameter in optimizers.held(optimizer):
+            self.counts[id(parameter)] = self.counts.get(id(parameter), 0) + 1
+            if id(parameter) not in live:
+                self.foreign.append((at, parameter.shape))
+
+
+def _in_optimizer(known: dict[str, Slot], target: Slot, source: Slot, listed: _Listed) -> Iterator[Remark]:
     ends = {id(end.tensor): end for end in (target, source)}
-    counts: dict[int, int] = {}
-    for at, parameter in held(optimizer):
-        counts[id(parameter)] = counts.get(id(parameter), 0) + 1
-        if id(parameter) not in live and parameter.shape == source.tensor.shape:
-            yield Remark(
-                kind="stale",
-                message=f"group {at} of the optimizer holds a {tuple(parameter.shape)} parameter that the model no "
-                "longer has: its steps change nothing",
-                help="build the optimizer after tying and loading, or give it to tie_weights",
-                breaks=True,
-            )
+    counts = listed.counts
+    alike = [at for at, shape in listed.foreign if shape == source.tensor.shape]
+    lost = any(key not in counts and end.tensor.requires_grad for key, end in ends.items())
+    for at in alike:
+        # Parameters of other shapes are another model's, which this optimizer trains as well; so may these be.
+        certain = lost or len(alike) == len(listed.foreign)
+        yield Remark(
+            kind="stale",
+            message=f"group {at} of the optimizer holds a {tuple(source.tensor.shape)} parameter that the model "
+            f"{'no longer has: its steps change nothing' if certain else 'does not have: another one may'}",
+            help="build the optimizer after tying and loading, or give it to tie_weights",
+            breaks=certain,
+        )
     for key, end in ends.items():
         if key not in counts and end.tensor.requires_grad:
             yield Remark(
@@ -152,7 +188,7 @@ def _in_optimizer(known: dict[str, Slot], target: Slot, source: Slot, optimizer:
                 breaks=True,
             )
     if len(ends) == 1:
-        yield from _weight_decay(known, source, optimizer)
+        yield from _weight_decay(known, source, listed.optimizer)
 
 
 def _weight_decay(known: dict[str, Slot], shared: Slot, optimizer: Optimizer) -> Iterator[Remark]:

@@ -10,7 +10,7 @@ import torch
 from bowline.nn.memory import extent, overlap
 from bowline.tie import TieState
 
-__all__ = ["Difference", "difference", "is_plain", "same_bits", "state_of"]
+__all__ = ["Difference", "difference", "is_plain", "kind_of", "same_bits", "state_of"]
 
 BLOCK_ELEMENTS = 1 << 20
 """Values are compared in blocks of about this many: memory stays bounded whatever the table's size."""
@@ -35,6 +35,13 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and not tensor.is_quantized
     )
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    """What a tensor that is not plain is, in words."""
+    if tensor.is_quantized:
+        return f"quantised ({tensor.dtype})"
+    return f"a {type(tensor).__name__}" if tensor.layout is torch.strided else f"{tensor.layout}"
 
 
 def state_of(target: torch.Tensor, source: torch.Tensor) -> TieState:

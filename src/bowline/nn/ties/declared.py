@@ -12,7 +12,7 @@ from torch import nn
 
 from bowline.errors import TieError
 from bowline.nn.config import flag_of, text_config
-from bowline.nn.slots import Slot, slots
+from bowline.nn.slots import Slot, expect_module, slots
 from bowline.tie import Tie
 
 __all__ = ["Ties", "as_ties", "declared_ties"]
@@ -20,6 +20,7 @@ __all__ = ["Ties", "as_ties", "declared_ties"]
 Ties: TypeAlias = Iterable[Tie | tuple[str, str]] | Mapping[str, str]
 """Ties as a caller may write them: `Tie`s, pairs `(target, source)`, or `{target: source}`."""
 
+WRITTEN = "give Tie(target, source), (target, source) or {target: source}"
 TENSOR_NAME = re.compile(r"[A-Za-z0-9_.]+\.(weight|bias)")
 
 
@@ -45,6 +46,7 @@ def declared_ties(
         >>> declared_ties(Tiny())
         (Tie(target='lm_head.weight', source='wte.weight'),)
     """
+    expect_module(model)
     found: dict[str, str] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         own, keys = _stated(module, "ties"), _stated(module, "_tied_weights_keys")
@@ -54,7 +56,7 @@ def declared_ties(
         if keys and not _spelled_out(keys):
             known = slots(model) if known is None else known
         names = {name.removeprefix(inside): slot for name, slot in (known or {}).items() if name.startswith(inside)}
-        pairs = [*_own(module, own, flag), *_transformers(module, keys, names, flag)]
+        pairs = [*_own(inside, module, own, flag), *_transformers(module, keys, names, flag)]
         found |= {inside + tie.target: inside + tie.source for tie in pairs}  # of two words the inner one's, as there
     return as_ties(found)
 
@@ -65,17 +67,17 @@ def as_ties(ties: Ties) -> tuple[Tie, ...]:
     Raises:
         TieError: a tie onto itself, a cycle, two sources for one target, or something that is no tie.
     """
+    if not isinstance(ties, Iterable) and not isinstance(ties, Tie):
+        raise TieError(f"{ties!r:.60}: is no tie", help=WRITTEN)
     pairs = ties.items() if isinstance(ties, Mapping) else [ties] if isinstance(ties, Tie) else ties
     made = []
     for pair in pairs:
         if isinstance(pair, Tie):
             made.append(pair)
-        elif isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(name, str) for name in pair):
+        elif isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(name, str) for name in pair):
             made.append(Tie(*pair))
         else:
-            raise TieError(
-                f"{pair!r}: is no tie", help="give Tie(target, source), (target, source) or {target: source}"
-            )
+            raise TieError(f"{pair!r:.60}: is no tie", help=WRITTEN)
     return _from_roots(made)
 
 
@@ -84,12 +86,16 @@ def _stated(module: nn.Module, name: str) -> Any:
     return getattr(module, name) if name in module.__dict__ or hasattr(type(module), name) else None
 
 
-def _own(module: nn.Module, ties: Any, flag: bool | None) -> Iterator[Tie]:
-    if not isinstance(ties, (Mapping, list, tuple, Tie)):
+def _own(inside: str, module: nn.Module, ties: Any, flag: bool | None) -> Iterator[Tie]:
+    if not isinstance(ties, (Mapping, list, tuple, set, frozenset, Tie)):
         return  # another library's attribute of that name
     stated = flag if flag is not None else flag_of(module.__dict__.get("config"))
     if stated is not False:
-        yield from as_ties(cast(Ties, ties))
+        try:
+            yield from as_ties(cast(Ties, ties))
+        except TieError as error:
+            if "ties" not in module.__dict__:  # on the class, so it is a declaration; else it may be anybody's
+                raise TieError(f"{inside}ties: {error.message}", help=error.help) from None
 
 
 def _transformers(module: nn.Module, keys: Any, names: Mapping[str, Slot], flag: bool | None) -> Iterator[Tie]:

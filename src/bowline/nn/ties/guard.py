@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from bowline.errors import TieError, UsageError
+from bowline.nn.optimizers import expect_groups
 from bowline.nn.ties.callbacks import lightning_callback, trainer_callback
 from bowline.nn.ties.check import check_ties
 from bowline.nn.ties.declared import Ties, as_ties, declared_ties
@@ -54,7 +55,7 @@ class TieGuard:
     def __init__(
         self, model: nn.Module, ties: Ties | None = None, *, every: int = 1, optimizer: Optimizer | None = None
     ) -> None:
-        if every < 1:
+        if not isinstance(every, int) or every < 1:
             raise UsageError(f"every={every!r}: expected a number of steps, 1 or more")
         self.model = model
         self.ties = as_ties([*declared_ties(model), *find_ties(model)] if ties is None else ties)
@@ -98,6 +99,7 @@ class TieGuard:
 
         A step that raises has been taken: the hook runs after it.
         """
+        expect_groups(optimizer)
         inner: Any = optimizer
         while isinstance(getattr(inner, "optimizer", None), Optimizer):  # accelerate's and Lightning's run no hooks
             inner = inner.optimizer
@@ -146,11 +148,11 @@ def _held(model: nn.Module, place: Place) -> Any:
     modules, attribute = place
     module: Any = model
     for name in modules:
-        below = module._modules.get(name)
+        below = module._modules[name] if name in module._modules else None  # noqa: SIM401 - TorchScript's has no get
         module = getattr(module, name, None) if below is None else below
         if not isinstance(module, nn.Module):
             return None
-    parameter = module._parameters.get(attribute)
+    parameter = module._parameters[attribute] if attribute in module._parameters else None  # noqa: SIM401
     if parameter is not None or parametrize.is_parametrized(module, attribute):  # that would be computed, and not held
         return parameter
     return getattr(module, attribute, None)

@@ -16,7 +16,7 @@ class Remark:
     """One thing about a tie that its state does not say: what it is, what was seen, the way out.
 
     `kind` is stable: `size`, `bias`, `missing_tensor`, `parametrized`, `not_a_parameter`, `frozen`, `stale`,
-    `missing`, `duplicate`, `weight_decay`. `breaks` tells a fault from something worth knowing.
+    `missing`, `duplicate`, `weight_decay`, `flag`. `breaks` tells a fault from something worth knowing.
     """
 
     kind: str
@@ -66,7 +66,10 @@ class TieReport:
 
     def __getitem__(self, target: str) -> TieCheck:
         """The check of the tie with this target."""
-        return {check.tie.target: check for check in self.checks}[target]
+        found = {check.tie.target: check for check in self.checks}
+        if target not in found:
+            raise KeyError(f"{target}: no tie has this target; they are {', '.join(found) or 'none'}")
+        return found[target]
 
     def raise_if_broken(self) -> None:
         """Raise a `TieError` that lists every broken tie, if there is one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -10,9 +10,9 @@ from torch import nn
 from bowline.nn.slots import Slot, slots
 from bowline.nn.ties.compare import is_plain
 from bowline.nn.ties.declared import declared_ties
-from bowline.tie import Tie
+from bowline.nn.ties.ends import holds
 
-__all__ = ["fit_sizes", "holds", "stated_sizes", "tell_transformers"]
+__all__ = ["fit_sizes", "stated_sizes", "tell_transformers"]
 
 SIZES: dict[type[nn.Module], tuple[str, str]] = {
     nn.Embedding: ("num_embeddings", "embedding_dim"),
@@ -43,12 +43,6 @@ def fit_sizes(end: Slot) -> Callable[[], None]:
             setattr(end.module, name, stated)
 
     return undo
-
-
-def holds(tie: Tie, known: Mapping[str, Slot]) -> bool:
-    """Whether both ends are there and one parameter."""
-    target, source = known.get(tie.target), known.get(tie.source)
-    return target is not None and source is not None and target.tensor is source.tensor
 
 
 def tell_transformers(model: nn.Module) -> None:

@@ -16,10 +16,12 @@ from bowline.nn.config import restore, set_flag
 from bowline.nn.scaling import follows_flag, idle_scale, set_scaling, undo_scaling
 from bowline.nn.slots import Slot, slot, slots
 from bowline.nn.ties.check import check_ties
-from bowline.nn.ties.compare import difference, is_plain, same_bits, state_of
+from bowline.nn.ties.compare import difference, is_plain, kind_of, same_bits, state_of
 from bowline.nn.ties.declared import Ties, as_ties, declared_ties
+from bowline.nn.ties.ends import holds, makes_logits, there
 from bowline.nn.ties.report import TieReport
-from bowline.nn.ties.told import fit_sizes, holds, tell_transformers
+from bowline.nn.ties.told import fit_sizes, tell_transformers
+from bowline.nn.wrapped import refuse_wrapped
 from bowline.tie import Tie, TieState
 
 __all__ = ["Conflict", "Knot", "check_bias", "hang", "knots_of", "tie_weights"]
@@ -44,7 +46,8 @@ def tie_weights(
     hold the same bits become one. Two that differ are a conflict: the default refuses, because one of two trained
     matrices would be lost; `on_conflict` names the end whose values stay. `out_features` and `num_embeddings` follow,
     `tie_word_embeddings` becomes true where it decides, and `optimizer` keeps one entry for the shared parameter, with
-    the state and the group of the end that stays. What `untie_weights` made of a T5 is tied again with its scale.
+    the state and the group of the end that stays. Configs are changed in place, also for another model that shares
+    them. What `untie_weights` made of a T5 is tied again with its scale.
 
     Raises:
         TieError: an unknown name, a buffer, a quantised or parametrized tensor, ends that differ in shape, dtype or
@@ -59,19 +62,22 @@ def tie_weights(
     """
     if on_conflict not in ("raise", "source", "target"):
         raise UsageError(f"on_conflict={on_conflict!r}: expected 'raise', 'source' or 'target'")
+    refuse_wrapped(model)
+    if optimizer is not None:
+        optimizers.expect(optimizer)
     wanted = declared_ties(model, flag=True) if ties is None else as_ties(ties)
     if not wanted:
-        raise TieError(
-            f"{type(model).__name__} declares no ties", help='name them: tie_weights(model, [("lm_head.weight", ...)])'
-        )
-    grouped = knots_of(model, wanted)
+        seen = f"{type(model).__name__} declares no ties" if ties is None else "no ties were given"
+        raise TieError(seen, help='name them: tie_weights(model, [("lm_head.weight", ...)])')
+    known = slots(model)
+    grouped = knots_of(model, wanted, known)
     scale = _scale_to_come(model, grouped)
     winners = [(knot, _winner(knot, on_conflict, scale)) for knot in grouped]
     for knot, winner in winners:
         for end in (knot.source, *(target for _, target in knot.targets)):
             check_bias(end, winner)
     with ExitStack() as undo:
-        replaced = [(loser, winner) for knot, winner in winners for loser in hang(model, knot, winner, undo)]
+        replaced = [(loser, winner) for knot, winner in winners for loser in hang(known, knot, winner, undo)]
         if _governed(model, wanted):
             undo.callback(restore, set_flag(model, True))
         if scale != 1.0:
@@ -84,9 +90,8 @@ def tie_weights(
     return check_ties(model, wanted, optimizer=optimizer)
 
 
-def knots_of(model: nn.Module, ties: tuple[Tie, ...]) -> list[Knot]:
+def knots_of(model: nn.Module, ties: tuple[Tie, ...], known: dict[str, Slot]) -> list[Knot]:
     """The ties by their source, every name looked up and found to be a parameter that can be tied."""
-    known = slots(model)
     for tie in ties:
         _check_pair(tie, slot(model, tie.target, known), slot(model, tie.source, known))
     # Names that are one parameter already are one end: without this, two ties could pull it in two directions.
@@ -102,11 +107,11 @@ def knots_of(model: nn.Module, ties: tuple[Tie, ...]) -> list[Knot]:
     return [Knot(known[names[owner]], tuple(targets)) for owner, targets in grouped.items()]
 
 
-def hang(model: nn.Module, knot: Knot, winner: nn.Parameter, undo: ExitStack) -> list[torch.Tensor]:
+def hang(known: dict[str, Slot], knot: Knot, winner: nn.Parameter, undo: ExitStack) -> list[torch.Tensor]:
     """Put `winner` at every slot of the knot, and wherever else its losers hang; returns the losers."""
     losers = {id(end.tensor): end.tensor for end in (knot.source, *(target for _, target in knot.targets))}
     losers.pop(id(winner), None)
-    ends = [end for end in slots(model).values() if id(end.tensor) in losers and end.is_parameter]
+    ends = [end for end in known.values() if id(end.tensor) in losers and end.is_parameter] if losers else []
     for end in ends:
         undo.callback(end.put, end.tensor)  # type: ignore[arg-type]
         end.put(winner)
@@ -128,7 +133,7 @@ def _check_pair(tie: Tie, target: Slot, source: Slot) -> None:
             )
         if not is_plain(end.tensor):
             raise TieError(
-                f"{tie}: {end.name} is {_kind(end.tensor)}, expected a plain dense parameter",
+                f"{tie}: {end.name} is {kind_of(end.tensor)}, expected a plain dense parameter",
                 help="tie before quantising or sharding, or dequantise first",
             )
     a, b = target.tensor, source.tensor
@@ -154,27 +159,17 @@ def _way_out(what: str, a: torch.Tensor, b: torch.Tensor) -> str:
     return "load or move the end on meta first" if a.is_meta or b.is_meta else "bring both to one device first"
 
 
-def _kind(tensor: torch.Tensor) -> str:
-    if tensor.is_quantized:
-        return f"quantised ({tensor.dtype})"
-    return f"a {type(tensor).__name__}" if tensor.layout is torch.strided else f"{tensor.layout}"
-
-
 def _scale_to_come(model: nn.Module, grouped: list[Knot]) -> float:
     """What the model will multiply its head's input by once it is tied, and does not now (T5's relatives), or 1.
 
     So it will where the flag alone decides; and where the head carries the factor, as `untie_weights` leaves it.
     """
     scale = idle_scale(model)
-    heads = [(end, knot.source) for knot in grouped for _, end in knot.targets if _is_head(end)]
+    heads = [(end, knot.source) for knot in grouped for _, end in knot.targets if makes_logits(end, knot.source)]
     if scale == 1.0 or not heads:
         return 1.0
     carried = all(_same(end.tensor, source.tensor, scale) for end, source in heads)
     return scale if carried or follows_flag(model) else 1.0
-
-
-def _is_head(end: Slot) -> bool:
-    return end.tensor.ndim == 2 and isinstance(end.module, nn.Linear)
 
 
 def _same(target: torch.Tensor, source: torch.Tensor, scale: float) -> bool:
@@ -188,7 +183,11 @@ def _winner(knot: Knot, on_conflict: Conflict, scale: float) -> nn.Parameter:
     """The `Parameter` that stays."""
     source = knot.source.tensor
     assert isinstance(source, nn.Parameter)
-    ends = [(tie, end, scale if _is_head(end) else 1.0) for tie, end in knot.targets if end.tensor is not source]
+    ends = [
+        (tie, end, scale if makes_logits(end, knot.source) else 1.0)
+        for tie, end in knot.targets
+        if end.tensor is not source
+    ]
     apart = [(tie, end) for tie, end, factor in ends if not _same(end.tensor, source, factor)]
     if not apart or on_conflict == "source":
         return source
@@ -228,5 +227,4 @@ def check_bias(end: Slot, winner: torch.Tensor) -> None:
 def _governed(model: nn.Module, wanted: tuple[Tie, ...]) -> bool:
     """Whether a flag decides about any of these ties, and may be true: each tie that it decides about holds now."""
     declared, known = declared_ties(model, flag=True), slots(model)
-    there = [tie for tie in declared if tie.target in known and tie.source in known]
-    return bool(set(wanted) & set(declared)) and all(holds(tie, known) for tie in there)
+    return bool(set(wanted) & set(declared)) and all(holds(tie, known) for tie in declared if there(tie, known))

@@ -14,13 +14,15 @@ from torch.optim import Optimizer
 
 from bowline.errors import TieError, UsageError
 from bowline.nn import optimizers
-from bowline.nn.config import flag_is_forced, restore, set_flag
+from bowline.nn.config import flag_is_forced, owner, restore, set_flag
 from bowline.nn.scaling import follows_flag, head_scale, set_scaling, undo_scaling
 from bowline.nn.slots import Slot, slot, slots
-from bowline.nn.ties.compare import is_plain
+from bowline.nn.ties.compare import is_plain, kind_of
 from bowline.nn.ties.declared import Ties, as_ties, declared_ties
+from bowline.nn.ties.ends import holds, is_alias, makes_logits, there
 from bowline.nn.ties.find import find_ties
-from bowline.nn.ties.told import holds, tell_transformers
+from bowline.nn.ties.told import tell_transformers
+from bowline.nn.wrapped import refuse_wrapped
 from bowline.tie import Tie
 
 __all__ = ["Head", "separate", "untie_weights"]
@@ -58,13 +60,16 @@ def untie_weights(
     """
     if head != "copy" and not callable(head):
         raise UsageError(f"head={head!r}: expected 'copy' or a function that draws a tensor in place")
+    refuse_wrapped(model)
+    if optimizer is not None:
+        optimizers.expect(optimizer)
     undone = _holding(model) if ties is None else _checked(model, as_ties(ties))
     declared = declared_ties(model, flag=True)
-    heads = [tie for tie in declared if _is_head(model, tie)]
+    known = slots(model)
+    heads = [tie for tie in declared if there(tie, known) and makes_logits(known[tie.target], known[tie.source])]
     if not undone and not heads:
         return ()
     scale = head_scale(model) if heads else 1.0
-    known = slots(model)
     staying = [tie for tie in heads if tie not in undone and holds(tie, known)]
     if staying and scale != 1.0:
         if follows_flag(model) and set(undone) & set(declared):
@@ -92,11 +97,14 @@ def separate(
     """Give each target a `Parameter` of its own, times `scale` where it is the head's, and clear the flag."""
     known = slots(model)
     fresh = {tie: _fresh(known[tie.target], known[tie.source], head, scale) for tie in ties}
+    before = {tie: (known[tie.source].tensor, known[tie.target].tensor) for tie in ties}
     with ExitStack() as undo:
+        now = known
         for tie, parameter in fresh.items():
-            now = slots(model)  # untying a shared module puts another in its place
+            shared = now[tie.target].same_place(now[tie.source])
             _hang_alone(model, now[tie.target], now[tie.source], parameter, undo)
-        now = slots(model)
+            if shared:  # another module is in its place
+                now = slots(model)
         if not all(holds(tie, now) for tie in declared_ties(model, flag=True)):
             undo.callback(restore, set_flag(model, False))
         if scale != 1.0:
@@ -104,29 +112,37 @@ def separate(
         undo.pop_all()
     if optimizer is not None:
         for tie, parameter in fresh.items():
-            optimizers.copy_state(optimizer, known[tie.source].tensor, parameter, tie.target)
+            source, target = before[tie]
+            if target is not source:  # an alias, which the optimizer may hold by itself
+                optimizers.replace(optimizer, target, parameter)
+            optimizers.copy_state(optimizer, source, parameter, tie.target)
     tell_transformers(model)
 
 
 def _holding(model: nn.Module) -> tuple[Tie, ...]:
     """The declared ties that hold and that end with the flag; where none are declared, a head's to an embedding."""
     known = slots(model)
-    declared = [tie for tie in declared_ties(model, flag=True) if tie.target in known and tie.source in known]
+    declared = [tie for tie in declared_ties(model, flag=True) if there(tie, known)]
     if declared:
-        only_heads = flag_is_forced(getattr(model, "config", None))
+        only_heads = flag_is_forced(getattr(owner(model), "config", None))
     else:
-        declared = [tie for tie in find_ties(model) if isinstance(known[tie.source].module, nn.Embedding)]
+        found = find_ties(model)
+        declared = [tie for tie in (*found, *found.aliases) if isinstance(known[tie.source].module, nn.Embedding)]
         only_heads = True
-    heads = {id(known[tie.target].module) for tie in declared if _makes_logits(known[tie.target], known[tie.source])}
+    heads = {id(known[tie.target].module) for tie in declared if makes_logits(known[tie.target], known[tie.source])}
     return tuple(
-        tie for tie in declared if holds(tie, known) and not (only_heads and id(known[tie.target].module) not in heads)
+        tie
+        for tie in declared
+        if (holds(tie, known) or is_alias(tie, known))
+        and not (only_heads and id(known[tie.target].module) not in heads)
     )
 
 
 def _checked(model: nn.Module, ties: tuple[Tie, ...]) -> tuple[Tie, ...]:
     known = slots(model)
     for tie in ties:
-        if slot(model, tie.target, known).tensor is not slot(model, tie.source, known).tensor:
+        slot(model, tie.target, known), slot(model, tie.source, known)
+        if not holds(tie, known) and not is_alias(tie, known):
             raise TieError(
                 f"{tie}: the two ends are not one parameter, so there is nothing to untie",
                 help="find_ties(model) lists what is shared",
@@ -135,14 +151,25 @@ def _checked(model: nn.Module, ties: tuple[Tie, ...]) -> tuple[Tie, ...]:
 
 
 def _fresh(target: Slot, source: Slot, head: Head, scale: float) -> nn.Parameter:
-    is_head = _makes_logits(target, source)
+    if not is_plain(source.tensor):
+        raise TieError(
+            f"{target.name} <- {source.name}: is {kind_of(source.tensor)}, expected a plain dense parameter",
+            help="untie before quantising or sharding",
+        )
+    is_head = makes_logits(target, source)
     with torch.no_grad():
         own = source.tensor.detach().clone()
         if is_head and callable(head):
-            head(own)
-        elif is_head and scale != 1.0 and is_plain(own):
+            drawn = head(own)
+            if isinstance(drawn, torch.Tensor) and drawn is not own:
+                raise UsageError(
+                    "head: returned a new tensor, expected it to draw in place", help="torch.nn.init's functions do"
+                )
+        elif is_head and scale != 1.0:
             own.mul_(scale)
-    return nn.Parameter(own, requires_grad=source.tensor.requires_grad)
+    parameter = nn.Parameter(own, requires_grad=source.tensor.requires_grad)
+    parameter.__dict__.update(source.tensor.__dict__)  # what people hang on a parameter, such as _no_weight_decay
+    return parameter
 
 
 def _hang_alone(model: nn.Module, target: Slot, source: Slot, parameter: nn.Parameter, undo: ExitStack) -> None:
@@ -169,17 +196,3 @@ def _on_its_own(model: nn.Module, target: Slot, undo: ExitStack) -> Slot:
                 module.__dict__[home] = dict(module.__dict__[home])
         parent = module
     return Slot(target.name, parent, target.attribute)
-
-
-def _is_head(model: nn.Module, tie: Tie) -> bool:
-    known = slots(model)
-    return tie.target in known and tie.source in known and _makes_logits(known[tie.target], known[tie.source])
-
-
-def _makes_logits(target: Slot, source: Slot) -> bool:
-    """A matrix that is not looked up in: the output head, and not another table, a bias, or a second such layer.
-
-    Two layers of one kind (the convolutions of UDOP, the repeated heads of a DETR) are no embedding and its head.
-    """
-    alike = isinstance(target.module, nn.Embedding) or type(target.module) is type(source.module)
-    return target.tensor.ndim == 2 and not alike

@@ -1,0 +1,64 @@
+"""A load tried out on a twin without values, where modules have a say in loading and only they know what fits."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from bowline.errors import CheckpointError
+from bowline.nn.slots import Slot
+
+__all__ = ["has_own_rules", "rehearse"]
+
+
+def has_own_rules(model: nn.Module) -> bool:
+    """Whether modules translate what they are given, by hooks or by loading in a way of their own."""
+    return any(
+        module._load_state_dict_pre_hooks
+        or module._load_state_dict_post_hooks
+        or type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
+        for module in model.modules()
+    )
+
+
+def rehearse(
+    model: nn.Module, known: Mapping[str, Slot], state: Mapping[str, Any]
+) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The names that torch and the modules will find missing and unexpected; `None` where no twin can be made.
+
+    Raises:
+        CheckpointError: what torch, a module or a hook would raise half-way.
+    """
+    tensors = {id(slot.tensor): slot.tensor for slot in known.values()}
+    try:
+        twin = copy.deepcopy(model, {key: _without_values(tensor) for key, tensor in tensors.items()})
+    except Exception:  # a lock, a file, a process group: whatever cannot be copied is not a reason to refuse a load
+        return None
+    ghost = OrderedDict(
+        (name, torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else copy.copy(value))
+        for name, value in state.items()
+    )
+    if hasattr(state, "_metadata"):
+        ghost._metadata = copy.deepcopy(state._metadata)  # type: ignore[attr-defined]
+    try:
+        found = type(twin).load_state_dict(twin, ghost, strict=False, assign=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"the state does not fit the model: {' '.join(str(error).split())}",
+            help="build the model from the checkpoint's config, or resize_vocab(model, ...) first",
+        ) from error
+    return tuple(found.missing_keys), tuple(found.unexpected_keys)
+
+
+def _without_values(tensor: torch.Tensor) -> torch.Tensor:
+    if is_lazy(tensor):
+        return copy.deepcopy(tensor)
+    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty

@@ -1,0 +1,37 @@
+"""The two ends of a tie: whether they are one, and which of them makes logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from bowline.nn.slots import Slot
+from bowline.nn.ties.compare import state_of
+from bowline.tie import Tie, TieState
+
+__all__ = ["holds", "is_alias", "makes_logits", "there"]
+
+
+def there(tie: Tie, known: Mapping[str, Slot]) -> bool:
+    """Whether the model has both tensors."""
+    return tie.target in known and tie.source in known
+
+
+def holds(tie: Tie, known: Mapping[str, Slot]) -> bool:
+    """Whether both ends are there and one parameter."""
+    return there(tie, known) and known[tie.target].tensor is known[tie.source].tensor
+
+
+def is_alias(tie: Tie, known: Mapping[str, Slot]) -> bool:
+    """Whether both ends are there, two parameters, and one memory."""
+    return there(tie, known) and state_of(known[tie.target].tensor, known[tie.source].tensor) is TieState.ALIAS
+
+
+def makes_logits(target: Slot, source: Slot) -> bool:
+    """A matrix that is not looked up in: the output head, and not another table, a bias, or a second such layer.
+
+    Two layers of one kind (the convolutions of UDOP, the repeated heads of a DETR) are no embedding and its head.
+    """
+    alike = isinstance(target.module, nn.Embedding) or type(target.module) is type(source.module)
+    return target.tensor.ndim == 2 and not alike

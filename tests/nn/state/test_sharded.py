@@ -1,0 +1,63 @@
+"""State into and out of a model whose matrices are sharded (FSDP2, one process): loaded alike, or refused untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bowline.errors import CheckpointError
+from bowline.nn import load_checkpoint, load_state, save_checkpoint
+from tests.nn.models import TinyLM, tied
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed")
+
+
+@pytest.fixture(autouse=True)
+def one_process(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def sharded(seed: int = 0) -> TinyLM:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = tied(TinyLM(seed=seed))
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return model
+
+
+def whole(model: TinyLM) -> dict[str, torch.Tensor]:
+    return {name: value.full_tensor() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_sharded_models_own_state_has_both_names_of_one_matrix(assign: bool) -> None:
+    model, other = sharded(), sharded(seed=1)
+    assert load_state(model, other.state_dict(), assign=assign)
+    assert model.head.weight is model.emb.weight
+    expected = tied(TinyLM(seed=1)).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in whole(model).items())
+
+
+def test_a_file_is_not_laid_over_shards(tmp_path: Path) -> None:
+    save_checkpoint(tied(TinyLM(seed=1)), tmp_path / "model")
+    model = sharded()
+    before = whole(model)
+    with pytest.raises(CheckpointError, match="holds a DTensor"):
+        load_checkpoint(model, tmp_path / "model")
+    with pytest.raises(CheckpointError, match="holds a DTensor"):
+        load_state(model, tied(TinyLM(seed=1)).state_dict())
+    assert model.head.weight is model.emb.weight
+    assert all(torch.equal(value, before[name]) for name, value in whole(model).items())
+
+
+def test_shards_are_not_saved_as_if_they_were_the_whole(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"emb\.weight: is a DTensor.*gather"):
+        save_checkpoint(sharded(), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
