@@ -37,6 +37,8 @@ def parse_size(size: str | int) -> int:
             count = size
     except (KeyError, ValueError):
         count = 0
+    if not isinstance(count, int) or isinstance(count, bool):
+        count = 0
     if count < 1:
         raise UsageError(
             f"a size of {size!r}, expected bytes as a positive whole number, or a number with one of "

@@ -13,11 +13,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model
+from tools.tiny import build, load_class
 from torch import nn
 
 from bowline.audit import audit
 from bowline.errors import CheckpointError, ConfigError, UsageError
-from bowline.nn import find_ties, load_checkpoint, save_checkpoint, tie_weights
+from bowline.nn import find_ties, load_checkpoint, save_checkpoint, tie_weights, untie_weights
 from tests.checkpoints import snapshot as files_of
 from tests.nn.models import BertLike, EncoderDecoder, TinyLM, tied
 
@@ -358,3 +359,48 @@ def test_a_place_that_is_no_directory_is_refused_and_stays(tmp_path: Path) -> No
         save_checkpoint(lm(), tmp_path / "file" / "below")
     assert (tmp_path / "file").read_text() == "mine"
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+@pytest.mark.parametrize("directory", ["", None, b"out", "a\0b"])
+def test_what_is_no_path_is_refused_and_nothing_is_replaced(
+    directory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").touch()
+    with pytest.raises(UsageError, match="expected a path"):
+        save_checkpoint(lm(), directory)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("size", [None, 1e9, True, "5 apples"])
+def test_a_size_that_means_nothing_is_refused(size: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a size of"):
+        save_checkpoint(lm(), tmp_path / "out", max_shard_size=size)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks by the old name
+def test_an_adapted_model_is_not_saved_under_names_that_nobody_finds(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(
+        build(load_class("GPT2LMHeadModel")), LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True)
+    )
+    with pytest.raises(CheckpointError, match=r"belongs to an adapter") as caught:
+        save_checkpoint(adapted, tmp_path / "out")
+    assert "merge_lora" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_is_not_saved_beside_an_adapter_that_would_be_applied_to_it(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="belongs to an adapter"):
+        save_checkpoint(build(load_class("GPT2LMHeadModel")), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter_config.json"]
+
+
+def test_a_parametrized_head_is_not_saved_as_two_tensors_that_nobody_puts_together(tmp_path: Path) -> None:
+    model = build(load_class("GPT2LMHeadModel"))
+    untie_weights(model)
+    torch.nn.utils.parametrizations.weight_norm(model.lm_head)
+    with pytest.raises(CheckpointError, match="parametrized end of a tie"):
+        save_checkpoint(model, tmp_path / "out")

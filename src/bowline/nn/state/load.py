@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from bowline.errors import CheckpointError, TieError
+from bowline.errors import CheckpointError, TieError, UsageError
 from bowline.nn.memory import knots, overlapping
 from bowline.nn.scaling import follows_flag, head_scale
 from bowline.nn.slots import Slot, slots
@@ -96,6 +96,11 @@ def load_into(
     that does not scale its head's input.
     """
     known = slots(model)
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise UsageError(
+            f"a state of type {type(state).__name__}, expected a mapping of names to tensors",
+            help="load_checkpoint(model, path) reads files",
+        )
     for name, value in state.items():
         if name in known and not isinstance(value, torch.Tensor):
             raise CheckpointError(

@@ -11,7 +11,7 @@ from torch import nn
 
 from bowline.checkpoint import open_checkpoint
 from bowline.checkpoint.weights import UNSEEN
-from bowline.errors import CheckpointError
+from bowline.errors import CheckpointError, UsageError
 from bowline.nn.config import flag_of
 from bowline.nn.slots import Slot, slots
 from bowline.nn.state.conflicts import OnConflict
@@ -55,6 +55,8 @@ def load_checkpoint(
         1 ties
     """
     model = unwrapped(model)
+    if not isinstance(path, (str, os.PathLike)):
+        raise UsageError(f"path={path!r:.60}: expected a path or org/name", help="load_state takes a state dict")
     with open_checkpoint(path) as checkpoint:
         if not checkpoint.complete:
             seen = "; ".join(lint.message for lint in checkpoint.lints if lint.kind in UNSEEN) or "one shard of several"

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from bowline.nn.slots import expect_module
+
 __all__ = ["conversions_kept", "is_transformers_model", "to_disk", "to_live", "unwrapped"]
 
 State = dict[str, torch.Tensor]
@@ -29,8 +31,9 @@ def is_transformers_model(model: nn.Module) -> bool:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside what torch wraps around it: `torch.compile`, `DataParallel` and `DistributedDataParallel`."""
+    expect_module(model)
     while True:
-        inner = model._modules.get("_orig_mod")
+        inner = model._modules["_orig_mod"] if "_orig_mod" in model._modules else None  # noqa: SIM401 - TorchScript's
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             inner = model.module
         if inner is None:

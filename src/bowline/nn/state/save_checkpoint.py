@@ -24,11 +24,15 @@ from bowline.nn.state.dtypes import NAMES
 from bowline.nn.state.names import is_transformers_model, to_disk, unwrapped
 from bowline.nn.state.written import Knots, flag_of_bytes, remade, shared_names, with_flag
 from bowline.nn.ties.compare import is_plain
+from bowline.nn.ties.declared import declared_ties
 
 __all__ = ["Keep", "save_checkpoint"]
 
 Keep = Literal["source", "both", "target"]
 CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
+ADAPTED = re.compile(r"(^|\.)(base_layer|lora_[A-Za-z]+|modules_to_save|original_module)(\.|$)")
+"""Names that adapters give to what they wrap and to what they add."""
 WEIGHTS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 
 
@@ -52,8 +56,8 @@ def save_checkpoint(
 
     Raises:
         TieError: T5's relatives, when the live model scales its head as no flag would (see `untie_weights`).
-        CheckpointError: a tensor that safetensors cannot hold, is on meta, sharded or quantised; a directory that
-            cannot be written.
+        CheckpointError: a tensor that safetensors cannot hold, is on meta, sharded or quantised, or belongs to an
+            adapter; a directory that holds an adapter, or cannot be written.
         UsageError: an option that means nothing.
 
     Example:
@@ -68,13 +72,14 @@ def save_checkpoint(
         raise UsageError(f"keep={keep!r}: expected 'source', 'both' or 'target'")
     parse_size(max_shard_size)
     model = unwrapped(model)
+    place = _place(directory, model)
     state = _state(model)
     stored = to_disk(model, state)
     disk = _disk_names(model, state)
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     groups = [[name for name in group if name in state] for group in shared_names(model)]
-    with publishing(Path(directory), replaces=lambda name: WEIGHTS.fullmatch(name) is not None) as stage:
-        config = _write_config(model, stage, shapes, Path(directory) / CONFIG)
+    with publishing(place, replaces=lambda name: WEIGHTS.fullmatch(name) is not None) as stage:
+        config = _write_config(model, stage, shapes, place / CONFIG)
         again = remade(model, groups, disk, config, shapes) if keep != "both" else []
         left_out = _left_out(again, keep, model)
         for name in left_out:
@@ -84,10 +89,33 @@ def save_checkpoint(
         return write_shards(stage, payloads, max_shard_size=max_shard_size, metadata=metadata)
 
 
+def _place(directory: str | os.PathLike[str], model: nn.Module) -> Path:
+    if not isinstance(directory, (str, os.PathLike)) or "\0" in os.fsdecode(directory) or not os.fspath(directory):
+        raise UsageError(f"directory={directory!r:.60}: expected a path", help='for instance "out/my-model"')
+    place = Path(directory)
+    if is_transformers_model(model) and (place / ADAPTER).exists():
+        raise CheckpointError(
+            f"{place / ADAPTER}: belongs to an adapter, which from_pretrained would apply to the model saved beside it",
+            help="save into another directory, or remove the adapter's files",
+        )
+    return place
+
+
 def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     state = {name: value for name, value in model.state_dict().items() if name not in ignored}
+    ends = tuple(end.rpartition(".")[0] for tie in declared_ties(model, flag=True) for end in (tie.target, tie.source))
     for name, value in state.items():
+        if ADAPTED.search(name):
+            raise CheckpointError(
+                f"{name}: belongs to an adapter; under such names no loader finds the model",
+                help="merge_lora(model) and save what it returns; or save the adapter alone, with PEFT",
+            )
+        if any(name.startswith(f"{end}.parametrizations.") or name == f"{end}.weight_g" for end in ends):
+            raise CheckpointError(
+                f"{name}: is part of a parametrized end of a tie; under such names no loader finds the matrix",
+                help="torch.nn.utils.parametrize.remove_parametrizations (or remove_weight_norm) first",
+            )
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(
                 f"{name}: extra state of type {type(value).__name__}, expected a tensor",
