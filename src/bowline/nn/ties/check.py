@@ -38,17 +38,19 @@ def check_ties(model: nn.Module, ties: Ties | None = None, *, optimizer: Optimiz
         ALIAS
     """
     known = slots(model)
+    declared = declared_ties(model, known=known)
+    denied = set(declared_ties(model, flag=True, known=known)) - set(declared)
     if ties is None:
-        against = (tie for tie in declared_ties(model, flag=True, known=known) if holds(tie, known))
-        wanted = tuple({tie.target: tie for tie in (*declared_ties(model, known=known), *against)}.values())
+        against = (tie for tie in denied if holds(tie, known))
+        wanted = tuple({tie.target: tie for tie in (*declared, *sorted(against))}.values())
     else:
         wanted = as_ties(ties)
     listed = None if optimizer is None else _Listed(known, optimizer)
-    checks = tuple(_check(model, tie, known, listed) for tie in wanted)
+    checks = tuple(_check(model, tie, known, listed, tie in denied) for tie in wanted)
     return TieReport(checks=checks)
 
 
-def _check(model: nn.Module, tie: Tie, known: dict[str, Slot], listed: _Listed | None) -> TieCheck:
+def _check(model: nn.Module, tie: Tie, known: dict[str, Slot], listed: _Listed | None, denied: bool) -> TieCheck:
     target, source = known.get(tie.target), known.get(tie.source)
     if target is None or source is None:
         state = (
@@ -62,7 +64,9 @@ def _check(model: nn.Module, tie: Tie, known: dict[str, Slot], listed: _Listed |
         return TieCheck(tie=tie, state=state, remarks=tuple(_why_missing(model, name, known) for name in gone))
     state = state_of(target.tensor, source.tensor)
     apart = difference(target.tensor, source.tensor) if state is TieState.DIVERGED else None
-    remarks = [*_structure(target, source), *_freezing(model, target, source), *_flag(model, tie, target, source)]
+    remarks = [*_structure(target, source), *_freezing(model, target, source)]
+    if denied and state is TieState.SHARED:
+        remarks.append(_against_the_flag(tie))
     if listed is not None:
         remarks += _in_optimizer(known, target, source, listed)
     return TieCheck(tie=tie, state=state, difference=apart, remarks=tuple(remarks))
@@ -110,16 +114,15 @@ def _structure(target: Slot, source: Slot) -> Iterator[Remark]:
             )
 
 
-def _flag(model: nn.Module, tie: Tie, target: Slot, source: Slot) -> Iterator[Remark]:
-    """A tie that holds against the flag: whoever saves by the tensors and loads by the flag loses an end."""
-    if target.tensor is source.tensor and tie in declared_ties(model, flag=True) and tie not in declared_ties(model):
-        yield Remark(
-            kind="flag",
-            message=f"{tie.target} is tied and the config says that it is not: transformers' save_pretrained drops it, "
-            "and a load draws it at random",
-            help="save_checkpoint writes what both say; tie_weights(model) or untie_weights(model) makes them agree",
-            breaks=False,
-        )
+def _against_the_flag(tie: Tie) -> Remark:
+    """A tie that holds and that the config denies: whoever saves by the one and loads by the other loses an end."""
+    return Remark(
+        kind="flag",
+        message=f"{tie.target} is tied and the config says that it is not: transformers' save_pretrained drops it, and "
+        "a load draws it at random",
+        help="save_checkpoint writes what both say; tie_weights(model) or untie_weights(model) makes them agree",
+        breaks=False,
+    )
 
 
 def _freezing(model: nn.Module, target: Slot, source: Slot) -> Iterator[Remark]:

@@ -70,14 +70,16 @@ def keep_tied(model: Model, ties: Ties | None = None, *, on_conflict: Conflict =
         try:
             yield model
         except BaseException as error:
+            now = slots(model)
             for source, knot in knots.items():
                 try:
-                    _restore(model, knot, parameters[source], "raise")
+                    _restore(model, now, knot, parameters[source], "raise")
                 except TieError as also:
                     error.add_note(f"and a tie was broken: {also}")
             raise
+    now = slots(model)
     for source, knot in knots.items():
-        _restore(model, knot, parameters[source], on_conflict)
+        _restore(model, now, knot, parameters[source], on_conflict)
     tell_transformers(model)
 
 
@@ -145,9 +147,10 @@ def _hang(kept: _Kept) -> None:
         kept.target.put(converted)
 
 
-def _restore(model: nn.Module, knot: Sequence[_Kept], before: torch.Tensor, on_conflict: Conflict) -> None:
+def _restore(
+    model: nn.Module, known: dict[str, Slot], knot: Sequence[_Kept], before: torch.Tensor, on_conflict: Conflict
+) -> None:
     """Make all ends of one source's ties one `Parameter` again: `before`, if an end that stays still holds it."""
-    known = slots(model)
     for kept in knot:
         for end in (kept.target, kept.source):
             try:
