@@ -169,8 +169,8 @@ def test_the_names_that_a_type_checker_sees_are_the_public_ones() -> None:
 
 
 def test_a_name_that_needs_torch_says_so_where_there_is_none() -> None:
-    code = "sys.modules['torch'] = None\nimport bowline\ntry:\n    bowline.tie_weights\nexcept ImportError as error:\n    "
-    code += "print(error)"
+    ask = "try:\n    bowline.tie_weights\nexcept ImportError as error:\n    print(error)"
+    code = f"sys.modules['torch'] = None\nimport bowline\n{ask}"
     done = subprocess.run([sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, check=True)
     assert done.stdout == "bowline.tie_weights needs torch, which is not installed: pip install 'bowline[torch]'\n"
 

@@ -21,10 +21,10 @@ from typer.testing import CliRunner, Result
 
 import bowline
 from bowline.audit import AuditReport
-from bowline.checkpoint.config_edit import set_flags
 from bowline.audit.difference import explain_difference
 from bowline.audit.scan import scan_tables
 from bowline.checkpoint import open_checkpoint
+from bowline.checkpoint.config_edit import set_flags
 from bowline.checkpoint.replace import replace_file
 from bowline.cli import app
 from bowline.errors import BowlineError, ConfigError, FormatError
