@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,10 @@ from bowline.errors import CheckpointError
 from bowline.nn import load_checkpoint, load_state, save_checkpoint
 from tests.nn.models import TinyLM, tied
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed")
-
-
-@pytest.fixture(autouse=True)
-def one_process(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = [
+    pytest.mark.usefixtures("one_process"),
+    pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed"),
+]
 
 
 def sharded(seed: int = 0) -> TinyLM:

@@ -331,20 +331,17 @@ def test_a_guard_of_a_wrapper_names_what_hangs_in_it(model: Tiny) -> None:
         guard.check()
 
 
-def test_distributed_data_parallel_after_the_guard_changes_nothing_for_it(model: Tiny, tmp_path: Path) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        guard = TieGuard(model)
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        optimizer = SGD(wrapped.parameters(), lr=0.1)
-        guard.attach(optimizer)
-        backward(wrapped)
+@pytest.mark.usefixtures("one_process")
+def test_distributed_data_parallel_after_the_guard_changes_nothing_for_it(model: Tiny) -> None:
+    guard = TieGuard(model)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer = SGD(wrapped.parameters(), lr=0.1)
+    guard.attach(optimizer)
+    backward(wrapped)
+    optimizer.step()
+    swap_head(model)
+    with pytest.raises(TieError, match=r"^after 2 guarded steps"):
         optimizer.step()
-        swap_head(model)
-        with pytest.raises(TieError, match=r"^after 2 guarded steps"):
-            optimizer.step()
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_the_optimizer_that_accelerate_wraps_runs_the_hook(model: Tiny) -> None:
