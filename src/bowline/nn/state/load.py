@@ -110,7 +110,8 @@ def load_into(
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     resolution = resolve_ties(model, known, tensors, on_conflict)
     single, expected = _one_name_each(model, state, resolution)
-    rehearsed = rehearse(model, known, _clean(single, state)) if has_own_rules(model) else None
+    own_rules = has_own_rules(model)
+    rehearsed = rehearse(model, known, _clean(single, state)) if own_rules else None
     lacking, needless = rehearsed or (expected, [name for name in single if name not in expected])
     missing = tuple(name for name in lacking if name in expected and name not in single and not optional(name))
     unexpected = tuple(name for name in needless if not optional(name))
@@ -122,12 +123,16 @@ def load_into(
         known = slots(model)
     pairs = [(name, source) for source, names in resolution.names.items() for name in names]
     new = any(known[name].tensor is not known[source].tensor for name, source in pairs)
-    with _parameters_kept(known), _without_swaps():
-        for taking in (False, True):
-            part = {name: value for name, value in single.items() if assign(name) is taking}
-            part = _apart(part) if taking else part
-            if part:
-                model.load_state_dict(_clean(part, state), strict=False, assign=taking)
+    copied = {name: value for name, value in single.items() if not assign(name)}
+    taken = _apart({name: value for name, value in single.items() if name not in copied})
+    if own_rules or not all(name in known and is_plain(known[name].tensor) for name in expected):
+        with _parameters_kept(known), _without_swaps():
+            for part, taking in ((copied, False), (taken, True)):
+                if part:
+                    model.load_state_dict(_clean(part, state), strict=False, assign=taking)
+    else:
+        _put(known, {name: value for name, value in copied.items() if name in expected}, taking=False)
+        _put(known, {name: value for name, value in taken.items() if name in expected}, taking=True)
     tied = _hang_together(known, resolution)
     if new:
         tell_transformers(model)
@@ -206,6 +211,20 @@ def _check_scale(model: nn.Module, known: Mapping[str, Slot], resolution: Resolu
                 "cleared, so the head would no longer compute what it did",
                 help='on_conflict="source" or "target" keeps one; or build the model untied, if the state is unscaled',
             )
+
+
+def _put(known: Mapping[str, Slot], part: Mapping[str, torch.Tensor], *, taking: bool) -> None:
+    """What `load_state_dict` does to modules that have no rules of their own, without its walk over all of them."""
+    with torch.no_grad():
+        for name, value in part.items():
+            slot, held = known[name], known[name].tensor
+            if not taking:
+                held.copy_(value)
+            elif not slot.is_parameter:
+                slot.module._buffers[slot.attribute] = value
+            else:
+                kept = _take(held, value) if isinstance(held, nn.Parameter) else value
+                slot.put(kept if kept is held else nn.Parameter(kept, held.requires_grad))  # type: ignore[arg-type]
 
 
 def _apart(part: Mapping[str, Any]) -> dict[str, Any]:

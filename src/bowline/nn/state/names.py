@@ -56,8 +56,10 @@ def conversions_kept(model: nn.Module) -> Iterator[None]:
 
 def to_live(model: nn.Module, stored: Mapping[str, torch.Tensor]) -> State:
     """Tensors by the names on disk -> tensors by the names in `model`. What the model does not know stays as it is."""
-    live = {_uncompiled(name): name for name in model.state_dict(keep_vars=True)}
-    return {live.get(name, name): tensor for name, tensor in _to_live(model, stored).items()}
+    held = model.state_dict(keep_vars=True)
+    live = {_uncompiled(name): name for name in held}
+    known = {_uncompiled(name): tensor for name, tensor in held.items()}
+    return {live.get(name, name): tensor for name, tensor in _to_live(model, stored, known).items()}
 
 
 def _uncompiled(name: str) -> str:
@@ -65,10 +67,9 @@ def _uncompiled(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def _to_live(model: nn.Module, stored: Mapping[str, torch.Tensor]) -> State:
+def _to_live(model: nn.Module, stored: Mapping[str, torch.Tensor], known: State) -> State:
     if not is_transformers_model(model):
         return dict(stored)
-    known = {_uncompiled(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
     if _as_they_are(stored, known):
         model.__dict__["_weight_conversions"] = []  # a later save translates nothing either
         return dict(stored)
