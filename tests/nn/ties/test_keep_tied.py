@@ -15,30 +15,13 @@ from torch import nn
 from bowline.errors import CheckpointError, TieError, UsageError
 from bowline.nn import check_ties, find_ties, tie_weights
 from bowline.nn.ties.keep import keep_tied
-from tests.nn.models import HEAD, BertLike, EncoderDecoder, TinyLM, tied
+from tests.nn.models import HEAD, BertLike, TinyLM, is_tied, linear, seq2seq, tied
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 
 
 def lm(seed: int = 0) -> TinyLM:
     return tied(TinyLM(seed=seed))
-
-
-def seq2seq() -> EncoderDecoder:
-    model = EncoderDecoder()
-    tie_weights(model, on_conflict="source")
-    return model
-
-
-def is_tied(model: TinyLM) -> bool:
-    return model.head.weight is model.emb.weight
-
-
-def linear(weight: torch.Tensor) -> nn.Linear:
-    """Another module with a copy of these values."""
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-    made.weight = nn.Parameter(weight.detach().clone())
-    return made
 
 
 # --- conversions ------------------------------------------------------------------------------------------------------
