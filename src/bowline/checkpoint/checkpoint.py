@@ -181,17 +181,17 @@ class Checkpoint(Closing):
             raise UsageError(f"{name}: {buffer.nbytes} bytes from row {start} were asked for, it has {tensor.nbytes}")
         self._source(tensor.file).read_into(tensor.offset + start * per_row, buffer)
 
-    def stored_bytes(self, name: str, *, mapped: bool = True) -> tuple[memoryview, int]:
-        """A buffer that holds the tensor's stored bytes, and where in it they begin. The buffer may be written to.
+    def stored_bytes(self, tensor: StoredTensor, *, mapped: bool = True) -> tuple[memoryview, int]:
+        """A buffer that holds the bytes of one of `tensors`, and where in it they begin. It may be written to.
 
         `mapped` gives the whole file, copy on write (`LocalFile.map`), where the file is on this machine; otherwise
         the bytes are read, without gaps or strides undone.
         """
-        tensor = self._tensor(name)
+        if mapped and tensor.file in self._maps:
+            return self._maps[tensor.file], tensor.offset
         source = self._source(tensor.file)
         if mapped and isinstance(source, LocalFile) and tensor.nbytes:
-            if tensor.file not in self._maps:
-                self._maps[tensor.file] = memoryview(source.map())
+            self._maps[tensor.file] = memoryview(source.map())
             return self._maps[tensor.file], tensor.offset
         import numpy as np
 

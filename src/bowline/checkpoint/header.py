@@ -128,7 +128,7 @@ def _tensor(source: ByteSource, data_start: int, name: str, info: object) -> Sto
     if type(info) is not dict:
         remedy = _WRITE_ANEW if isinstance(info, list) else _FETCH_AGAIN
         _refuse_tensor(source, name, f"is {shown(info)}, expected an object", remedy)
-    if info.keys() != _FIELDS:
+    if len(info) != 3 or "dtype" not in info or "shape" not in info or "data_offsets" not in info:
         for field in sorted(_FIELDS - info.keys()):
             _refuse_tensor(source, name, f"has no {field}, expected dtype, shape and data_offsets")
         extra = next(field for field in info if field not in _FIELDS)
@@ -165,10 +165,10 @@ def _tensor(source: ByteSource, data_start: int, name: str, info: object) -> Sto
 
     if type(offsets) is not list or len(offsets) != 2:
         _refuse_tensor(source, name, f"has {shown(offsets)} as data_offsets, expected [begin, end]")
-    for offset in offsets:
-        if type(offset) is not int or offset < 0:
-            _refuse_tensor(source, name, f"has {shown(offset)} in data_offsets, expected whole numbers from 0")
     begin, end = offsets
+    if type(begin) is not int or begin < 0 or type(end) is not int or end < 0:
+        wrong = begin if type(begin) is not int or begin < 0 else end
+        _refuse_tensor(source, name, f"has {shown(wrong)} in data_offsets, expected whole numbers from 0")
     if end - begin != span // 8:
         _refuse_tensor(
             source,
@@ -204,7 +204,8 @@ def _check_tiling(source: ByteSource, data_start: int, tensors: list[StoredTenso
 
 
 def _warnings(source: ByteSource, tensors: list[StoredTensor]) -> tuple[HeaderWarning, ...]:
-    misaligned = [t for t in tensors if t.nbytes and t.offset % max(BITS[t.dtype] // 8, 1)]
+    sizes = {dtype: max(bits // 8, 1) for dtype, bits in BITS.items()}
+    misaligned = [t for t in tensors if t.offset % sizes[t.dtype] and t.nbytes]
     unnamed = [t for t in tensors if not t.name]
     cut = [t for t in tensors if "\0" in t.name]
     found: list[HeaderWarning] = []

@@ -16,6 +16,8 @@ DEEPEST = 127
 """Levels of arrays and objects within each other that are still read: as many as safetensors' own parser reads."""
 
 _MOST_DIGITS = 640  # no setting of sys.set_int_max_str_digits makes int() refuse so few
+_LONG_DIGITS = b"0" * (_MOST_DIGITS + 1)
+_DIGITS_ALIKE = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 32 for byte in range(256))
 _MOST_SHOWN = 80
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NO_BRACKETS_OR_QUOTES = bytes(set(range(256)) - set(b'[]{}"'))
@@ -117,8 +119,12 @@ def loads(
     if (depth := _depth(data)) > DEEPEST:
         refuse(f"{depth} levels of arrays and objects within each other, expected at most {DEEPEST}")
 
+    plain_integers = b"-0" not in data and _LONG_DIGITS not in data.translate(_DIGITS_ALIKE)  # int() by itself will do
     decoder = json.JSONDecoder(
-        object_pairs_hook=unique_keys, parse_int=integer, parse_float=number, parse_constant=constant
+        object_pairs_hook=unique_keys,
+        parse_int=None if plain_integers else integer,
+        parse_float=number,
+        parse_constant=constant,
     )
     try:
         value: object = decoder.decode(text)
@@ -136,9 +142,12 @@ def loads(
 def _depth(data: bytes) -> int:
     """The most arrays and objects within each other, counted without recursion: a parser's stack is not a guard.
 
-    Exact for JSON, and never too small for the part of a malformed text that a parser gets through before it stops.
+    Exact for JSON past three, and never too small for the part of a malformed text that a parser gets through before
+    it stops.
     """
-    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
     bare = unescaped.translate(None, _NO_BRACKETS_OR_QUOTES).replace(b'""', b"")  # most strings hold no bracket
     outside_strings = b"".join(bare.split(b'"')[::2])
+    if not outside_strings.replace(b"[]", b"").replace(b"{}", b"").replace(b"{}", b""):  # a safetensors header
+        return 3
     return max(accumulate(map(_DEPTH_STEP.__getitem__, outside_strings)), default=0)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["StoredTensor"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor in a file, whatever the file's format.
 
     `dtype` is safetensors' name for it (`"F32"`, `"BF16"`, `"F8_E4M3"`); `offset` is the absolute position of its

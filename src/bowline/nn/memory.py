@@ -18,8 +18,9 @@ def extent(tensor: torch.Tensor) -> Extent | None:
     """The addresses that `tensor` spans, or `None` where nobody can say (empty, sparse, made of several tensors)."""
     if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.numel() == 0:
         return None
-    strides = tensor.stride()
-    reach = int(sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True)) + 1)
+    reach = tensor.numel()
+    if not tensor.is_contiguous():
+        reach = int(sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1)
     if tensor.is_meta:
         start = int(tensor.storage_offset()) * tensor.element_size()
         home = f"meta:{tensor.untyped_storage()._cdata}"

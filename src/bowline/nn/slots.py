@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -12,10 +12,10 @@ from torch.nn.utils import parametrize
 
 from bowline.errors import TieError, UsageError
 
-__all__ = ["Slot", "expect_module", "named_slots", "slot", "slots"]
+__all__ = ["Slot", "expect_module", "named_modules", "slot", "slots", "slots_of"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: thousands are made for every call
 class Slot:
     """A parameter's or buffer's place: `module.attribute`, called `name` from the model's root.
 
@@ -60,20 +60,38 @@ def expect_module(model: object) -> None:
         raise UsageError(f"{type(model).__name__}: expected a torch.nn.Module", help="build or load the model first")
 
 
-def named_slots(model: nn.Module) -> Iterator[Slot]:
-    """Every parameter, then every buffer, of every module: shared modules and shared parameters under each name."""
+def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """`model.named_modules(remove_duplicate=False)`, whose generators within generators cost five times as much."""
+    found: list[tuple[str, nn.Module]] = []
+
+    def walk(name: str, module: nn.Module) -> None:
+        found.append((name, module))
+        inside = name + "." if name else ""
+        for part, child in module._modules.items():
+            if child is not None:
+                walk(inside + part, child)
+
     expect_module(model)
-    modules = list(model.named_modules(remove_duplicate=False))
-    for home in ("_parameters", "_buffers"):
-        for prefix, module in modules:
-            for attribute, tensor in getattr(module, home).items():
-                if tensor is not None:
-                    yield Slot(f"{prefix}.{attribute}" if prefix else attribute, module, attribute)
+    walk("", model)
+    return found
 
 
 def slots(model: nn.Module) -> dict[str, Slot]:
-    """Every slot by name."""
-    return {found.name: found for found in named_slots(model)}
+    """Every parameter, then every buffer, of every module: shared modules and shared parameters under each name."""
+    return slots_of(named_modules(model))
+
+
+def slots_of(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, Slot]:
+    """The slots of modules that are named already."""
+    found: dict[str, Slot] = {}
+    for buffers in (False, True):
+        for prefix, module in modules:
+            inside = prefix + "." if prefix else ""
+            for attribute, tensor in (module._buffers if buffers else module._parameters).items():
+                if tensor is not None:
+                    name = inside + attribute
+                    found[name] = Slot(name, module, attribute)
+    return found
 
 
 def slot(model: nn.Module, name: str, known: dict[str, Slot] | None = None) -> Slot:

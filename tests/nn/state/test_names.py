@@ -74,14 +74,14 @@ def test_there_and_back_is_where_one_was(name: str) -> None:
     model = made(name)
     state = dict(model.state_dict())
     stored = to_disk(model, state)
-    assert same(to_live(model, stored), state)
-    assert same(to_disk(model, to_live(model, stored)), stored)
+    assert same(to_live(model, model.state_dict(), stored), state)
+    assert same(to_disk(model, to_live(model, model.state_dict(), stored)), stored)
 
 
 def test_a_model_that_is_not_of_transformers_keeps_its_names() -> None:
     model = TinyLM()
     state = dict(model.state_dict())
-    assert list(to_disk(model, state)) == list(to_live(model, state)) == list(state)
+    assert list(to_disk(model, state)) == list(to_live(model, model.state_dict(), state)) == list(state)
 
 
 def test_wrappers_are_taken_off_whatever_their_order() -> None:

@@ -75,7 +75,8 @@ def _knots(model: nn.Module, known: Mapping[str, Slot]) -> dict[str, list[str]]:
             name = roots[name]
         return name
 
-    for tie in (*declared_ties(model, known=known), *shared_ties(model, known)):
+    declared = declared_ties(model, known=known)
+    for tie in (*declared, *shared_ties(model, known, beside=declared)):
         if not {tie.target, tie.source} <= known.keys() or root(tie.target) == root(tie.source):
             continue
         if known[tie.target].is_parameter and known[tie.source].is_parameter:  # a buffer cannot be tied

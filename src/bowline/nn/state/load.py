@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -15,9 +15,10 @@ from torch.nn.parameter import is_lazy
 from bowline.errors import CheckpointError, TieError, UsageError
 from bowline.nn.memory import knots, overlapping
 from bowline.nn.scaling import follows_flag, head_scale
-from bowline.nn.slots import Slot, slots
+from bowline.nn.slots import Slot, expect_module, slots
 from bowline.nn.state.conflicts import OnConflict, Resolution, resolve_ties
-from bowline.nn.state.rehearse import has_own_rules, rehearse
+from bowline.nn.state.rehearse import rehearse
+from bowline.nn.state.survey import Survey, survey
 from bowline.nn.ties.compare import is_plain
 from bowline.nn.ties.declared import declared_ties
 from bowline.nn.ties.told import fit_sizes, tell_transformers
@@ -77,11 +78,15 @@ def load_state(
         >>> model["lm_head"].weight is model["wte"].weight
         True
     """
-    return load_into(model, state_dict, assign=lambda name: assign, on_conflict=on_conflict, strict=strict)
+    expect_module(model)
+    return load_into(
+        model, survey(model), state_dict, assign=lambda name: assign, on_conflict=on_conflict, strict=strict
+    )
 
 
 def load_into(
     model: nn.Module,
+    seen: Survey,
     state: Mapping[str, Any],
     *,
     assign: Callable[[str], bool],
@@ -89,105 +94,107 @@ def load_into(
     strict: bool,
     optional: Callable[[str], bool] = lambda name: False,
     unscaled: bool = False,
+    disjoint: bool = False,
 ) -> LoadReport:
     """`load_state`, choosing name by name whether memory is taken (`assign`) or values copied.
 
-    `optional` names are missed by nobody, whichever side lacks them. `unscaled`: the state is known to be of a model
-    that does not scale its head's input.
+    `seen` is `survey(model)`. `optional` names are missed by nobody, whichever side lacks them. `unscaled`: the state
+    is known to be of a model that does not scale its head's input. `disjoint`: no two tensors of it share memory.
     """
-    known = slots(model)
-    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise UsageError(
-            f"a state of type {type(state).__name__}, expected a mapping of names to tensors",
-            help="load_checkpoint(model, path) reads files",
-        )
-    for name, value in state.items():
-        if name in known and not isinstance(value, torch.Tensor):
-            raise CheckpointError(
-                f"{name}: the state holds a {type(value).__name__}, expected a tensor",
-                help="torch.as_tensor makes one of an array",
-            )
-    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    resolution = resolve_ties(model, known, tensors, on_conflict)
-    single, expected = _one_name_each(model, state, resolution)
-    own_rules = has_own_rules(model)
-    rehearsed = rehearse(model, known, _clean(single, state)) if own_rules else None
+    tensors = _tensors(state, seen)
+    resolution = resolve_ties(model, seen.slots, tensors, on_conflict)
+    single, expected = _one_name_each(seen, state, resolution)
+    rehearsed = rehearse(model, seen.tensors.values(), _clean(single, state)) if seen.own_rules else None
     lacking, needless = rehearsed or (expected, [name for name in single if name not in expected])
     missing = tuple(name for name in lacking if name in expected and name not in single and not optional(name))
     unexpected = tuple(name for name in needless if not optional(name))
-    _check(model, known, tensors, single, missing, unexpected, strict, assign)
+    _check_fit(seen, single, assign)
+    if strict and (missing or unexpected):
+        _refuse(model, tensors, missing, unexpected)
     if follows_flag(model) and head_scale(model) != 1.0 and not unscaled:
-        _check_scale(model, known, resolution)
+        _check_scale(model, seen, resolution)
+    known = seen.slots
     if resolution.apart:
         separate(model, tuple(tie for tie in resolution.apart if _is_tied(tie, known)))
         known = slots(model)
     pairs = [(name, source) for source, names in resolution.names.items() for name in names]
     new = any(known[name].tensor is not known[source].tensor for name, source in pairs)
-    copied = {name: value for name, value in single.items() if not assign(name)}
-    taken = _apart({name: value for name, value in single.items() if name not in copied})
-    if own_rules or not all(name in known and is_plain(known[name].tensor) for name in expected):
+    copied: dict[str, Any] = {}
+    taken: dict[str, Any] = {}
+    for name, value in single.items():
+        (taken if assign(name) else copied)[name] = value
+    if not disjoint:
+        taken = _apart(taken)
+    if seen.own_rules or not seen.plain:
         with _parameters_kept(known), _without_swaps():
             for part, taking in ((copied, False), (taken, True)):
                 if part:
                     model.load_state_dict(_clean(part, state), strict=False, assign=taking)
     else:
-        _put(known, {name: value for name, value in copied.items() if name in expected}, taking=False)
-        _put(known, {name: value for name, value in taken.items() if name in expected}, taking=True)
+        _put({known[name]: value for name, value in copied.items() if name in expected}, taking=False)
+        _put({known[name]: value for name, value in taken.items() if name in expected}, taking=True)
     tied = _hang_together(known, resolution)
     if new:
         tell_transformers(model)
     return LoadReport(missing=missing, unexpected=unexpected, tied=tied, untied=resolution.apart)
 
 
+def _tensors(state: Mapping[str, Any], seen: Survey) -> dict[str, torch.Tensor]:
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise UsageError(
+            f"a state of type {type(state).__name__}, expected a mapping of names to tensors",
+            help="load_checkpoint(model, path) reads files",
+        )
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    for name in state.keys() & seen.slots.keys() - tensors.keys():
+        raise CheckpointError(
+            f"{name}: the state holds a {type(state[name]).__name__}, expected a tensor",
+            help="torch.as_tensor makes one of an array",
+        )
+    return tensors
+
+
 def _one_name_each(
-    model: nn.Module, state: Mapping[str, Any], resolution: Resolution
+    seen: Survey, state: Mapping[str, Any], resolution: Resolution
 ) -> tuple[dict[str, Any], dict[str, None]]:
     """The state with each shared matrix under its source's name alone, and the names that a whole state has."""
     spoken_for = {name for names in resolution.names.values() for name in names}
     single = {name: value for name, value in state.items() if name not in spoken_for}
     single.update(resolution.values)
     borrowed = spoken_for - set(resolution.values)
-    return single, {name: None for name in model.state_dict(keep_vars=True) if name not in borrowed}
+    return single, {name: None for name in seen.state if name not in borrowed}
 
 
-def _check(
-    model: nn.Module,
-    known: Mapping[str, Slot],
-    given: Mapping[str, torch.Tensor],
-    single: Mapping[str, Any],
-    missing: tuple[str, ...],
-    unexpected: tuple[str, ...],
-    strict: bool,
-    assign: Callable[[str], bool],
-) -> None:
-    """Everything that would make torch raise half-way, or load nothing at all, before anything is touched."""
-    misfits = [
-        f"{name} is {tuple(value.shape)}, the model's is {tuple(known[name].tensor.shape)}"
-        for name, value in single.items()
-        if name in known
-        and isinstance(value, torch.Tensor)
-        and not is_lazy(known[name].tensor)
-        and value.shape != known[name].tensor.shape
-    ]
+def _check_fit(seen: Survey, single: Mapping[str, Any], assign: Callable[[str], bool]) -> None:
+    """What would make torch raise half-way, or load nothing at all, tensor by tensor, before anything is touched."""
+    misfits, empty = [], []
+    for name, value in single.items():
+        held = seen.tensors.get(name)
+        if held is None or not isinstance(value, torch.Tensor) or (not seen.plain and is_lazy(held)):
+            continue
+        if value.shape != held.shape:
+            misfits.append(f"{name} is {tuple(value.shape)}, the model's is {tuple(held.shape)}")
+        elif is_plain(value) is not (seen.plain or is_plain(held)):
+            raise CheckpointError(
+                f"{name}: the model holds a {_kind(held)} and the state a {_kind(value)}, expected two of a kind",
+                help="load before sharding or quantising; or torch.distributed.checkpoint.state_dict loads into shards",
+            )
+        elif held.is_meta and not assign(name):
+            empty.append(name)
     if misfits:
         raise CheckpointError(
             f"{len(misfits)} tensors do not fit: {_some(misfits, 3)}",
             help="build the model from the checkpoint's config, or resize_vocab(model, ...) first",
         )
-    for name, value in single.items():
-        held = known[name].tensor if name in known else value
-        if isinstance(value, torch.Tensor) and not is_lazy(held) and is_plain(value) is not is_plain(held):
-            raise CheckpointError(
-                f"{name}: the model holds a {_kind(held)} and the state a {_kind(value)}, expected two of a kind",
-                help="load before sharding or quantising; or torch.distributed.checkpoint.state_dict loads into shards",
-            )
-    empty = [name for name in single if name in known and known[name].tensor.is_meta and not assign(name)]
     if empty:
         raise CheckpointError(
             f"{_some(empty)}: the model is on meta, where values cannot be copied to", help="load with assign=True"
         )
-    if not strict:
-        return
+
+
+def _refuse(
+    model: nn.Module, given: Mapping[str, torch.Tensor], missing: tuple[str, ...], unexpected: tuple[str, ...]
+) -> NoReturn:
     for tie in declared_ties(model, flag=True) if missing else ():
         if tie.target in missing and tie.source in given:
             raise TieError(
@@ -195,17 +202,16 @@ def _check(
                 "head that it happens to have",
                 help="tie_weights(model, on_conflict='source') first if they are one matrix; or strict=False",
             )
-    if missing or unexpected:
-        seen = [f"missing {_some(missing)}" if missing else "", f"unexpected {_some(unexpected)}" if unexpected else ""]
-        raise CheckpointError(
-            f"the state does not fit the model: {'; '.join(part for part in seen if part)}",
-            help="strict=False loads what fits and reports the rest",
-        )
+    seen = [f"missing {_some(missing)}" if missing else "", f"unexpected {_some(unexpected)}" if unexpected else ""]
+    raise CheckpointError(
+        f"the state does not fit the model: {'; '.join(part for part in seen if part)}",
+        help="strict=False loads what fits and reports the rest",
+    )
 
 
-def _check_scale(model: nn.Module, known: Mapping[str, Slot], resolution: Resolution) -> None:
+def _check_scale(model: nn.Module, seen: Survey, resolution: Resolution) -> None:
     for tie in resolution.apart:
-        if not isinstance(known[tie.target].module, nn.Embedding):
+        if not isinstance(seen.slots[tie.target].module, nn.Embedding):
             raise TieError(
                 f"{tie}: the state has two matrices, and {type(model).__name__} scales by the flag that would be "
                 "cleared, so the head would no longer compute what it did",
@@ -213,11 +219,11 @@ def _check_scale(model: nn.Module, known: Mapping[str, Slot], resolution: Resolu
             )
 
 
-def _put(known: Mapping[str, Slot], part: Mapping[str, torch.Tensor], *, taking: bool) -> None:
+def _put(part: Mapping[Slot, torch.Tensor], *, taking: bool) -> None:
     """What `load_state_dict` does to modules that have no rules of their own, without its walk over all of them."""
     with torch.no_grad():
-        for name, value in part.items():
-            slot, held = known[name], known[name].tensor
+        for slot, value in part.items():
+            held = slot.tensor
             if not taking:
                 held.copy_(value)
             elif not slot.is_parameter:
@@ -279,7 +285,7 @@ class _parameters_kept:  # noqa: N801 - reads as what it does
 
 def _take(old: nn.Parameter, new: torch.Tensor) -> torch.Tensor:
     """`old` with the memory of `new`, or `new` itself where torch cannot do that (from meta to a device)."""
-    if not torch._has_compatible_shallow_copy_type(old, new):
+    if (old.is_meta and not new.is_meta) or not torch._has_compatible_shallow_copy_type(old, new):
         return new
     if not is_plain(old):  # shards and quantised tensors keep what `.data` does not reach
         with torch.no_grad():

@@ -18,6 +18,7 @@ from bowline.nn.state.conflicts import OnConflict
 from bowline.nn.state.load import LoadReport, load_into
 from bowline.nn.state.names import conversions_kept, is_transformers_model, to_live, unwrapped
 from bowline.nn.state.stored import stored_tensor
+from bowline.nn.state.survey import survey
 from bowline.nn.ties.compare import is_plain
 
 __all__ = ["load_checkpoint"]
@@ -63,33 +64,40 @@ def load_checkpoint(
             raise CheckpointError(
                 f"{checkpoint.location}: not a whole checkpoint: {seen}", help="fetch what is missing"
             )
-        stored = {name: stored_tensor(checkpoint, name, mapped=mmap) for name in checkpoint.tensors}
+        stored = {name: stored_tensor(checkpoint, one, mapped=mmap) for name, one in checkpoint.tensors.items()}
         unscaled = flag_of(checkpoint.config or {}) is False
-    known = slots(model)
-    everywhere = all(_may_take(slot.tensor) for slot in known.values())
+        disjoint = all(file.endswith(".safetensors") for file in checkpoint.weight_files)  # the header was held to it
+    before = survey(model)
     optional = _optional(model)
     with conversions_kept(model):
+        state = to_live(model, before.state, stored)
+        dtypes = {name: held.dtype for name, held in before.tensors.items() if _may_take(held, before.plain)}
+        taking = set(dtypes)
+        if len(dtypes) == len(before.tensors):  # a hook may rename what has no slot of its name
+            taking |= state.keys() - dtypes.keys()
         report = load_into(
             model,
-            _fitting(to_live(model, stored), known),
-            assign=lambda name: _may_take(known[name].tensor) if name in known else everywhere,  # a hook may rename it
+            before,
+            _fitting(state, dtypes),
+            assign=taking.__contains__,
             on_conflict=on_conflict,
             strict=strict,
             optional=optional,
             unscaled=unscaled,
+            disjoint=disjoint,
         )
-    _off_meta(model, optional)
+    _off_meta(model, slots(model) if report.untied else before.slots, optional)
     return report
 
 
-def _may_take(held: torch.Tensor) -> bool:
-    return is_plain(held) and (held.is_meta or held.device.type == "cpu")
+def _may_take(held: torch.Tensor, plain: bool) -> bool:
+    return (plain or is_plain(held)) and (held.is_meta or held.is_cpu)
 
 
-def _fitting(state: Mapping[str, torch.Tensor], known: Mapping[str, Slot]) -> dict[str, torch.Tensor]:
+def _fitting(state: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
     """The same tensors in the model's dtypes: a cast where they differ, and no copy where they do not."""
     return {
-        name: tensor.to(known[name].tensor.dtype) if name in known and _may_take(known[name].tensor) else tensor
+        name: tensor if tensor.dtype == (dtype := dtypes.get(name, tensor.dtype)) else tensor.to(dtype)
         for name, tensor in state.items()
     }
 
@@ -107,9 +115,9 @@ def _optional(model: nn.Module) -> Callable[[str], bool]:
     return lambda name: either.search(name) is not None
 
 
-def _off_meta(model: nn.Module, optional: Callable[[str], bool]) -> None:
+def _off_meta(model: nn.Module, known: Mapping[str, Slot], optional: Callable[[str], bool]) -> None:
     """What no checkpoint holds (rotary frequencies, position ids) is computed, where the model knows how."""
-    left = [slot for slot in slots(model).values() if slot.tensor.is_meta]
+    left = [slot for slot in known.values() if slot.tensor.is_meta]
     if not left:
         return
     fill = getattr(model, "_move_missing_keys_from_meta_to_device", None)

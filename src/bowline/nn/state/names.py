@@ -54,9 +54,13 @@ def conversions_kept(model: nn.Module) -> Iterator[None]:
         raise
 
 
-def to_live(model: nn.Module, stored: Mapping[str, torch.Tensor]) -> State:
-    """Tensors by the names on disk -> tensors by the names in `model`. What the model does not know stays as it is."""
-    held = model.state_dict(keep_vars=True)
+def to_live(model: nn.Module, held: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> State:
+    """Tensors by the names on disk -> tensors by the names in `model`. What the model does not know stays as it is.
+
+    `held`: the model's state dict.
+    """
+    if not any("_orig_mod." in name for name in held):
+        return _to_live(model, stored, dict(held))
     live = {_uncompiled(name): name for name in held}
     known = {_uncompiled(name): tensor for name, tensor in held.items()}
     return {live.get(name, name): tensor for name, tensor in _to_live(model, stored, known).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,30 +12,21 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from bowline.errors import CheckpointError
-from bowline.nn.slots import Slot
 
-__all__ = ["has_own_rules", "rehearse"]
-
-
-def has_own_rules(model: nn.Module) -> bool:
-    """Whether modules translate what they are given, by hooks or by loading in a way of their own."""
-    return any(
-        module._load_state_dict_pre_hooks
-        or module._load_state_dict_post_hooks
-        or type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
-        for module in model.modules()
-    )
+__all__ = ["rehearse"]
 
 
 def rehearse(
-    model: nn.Module, known: Mapping[str, Slot], state: Mapping[str, Any]
+    model: nn.Module, held: Iterable[torch.Tensor], state: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """The names that torch and the modules will find missing and unexpected; `None` where no twin can be made.
+
+    `held`: the model's parameters and buffers.
 
     Raises:
         CheckpointError: what torch, a module or a hook would raise half-way.
     """
-    tensors = {id(slot.tensor): slot.tensor for slot in known.values()}
+    tensors = {id(tensor): tensor for tensor in held}
     try:
         twin = copy.deepcopy(model, {key: _without_values(tensor) for key, tensor in tensors.items()})
     except Exception:  # a lock, a file, a process group: whatever cannot be copied is not a reason to refuse a load

@@ -12,7 +12,7 @@ from torch import nn
 
 from bowline.errors import TieError
 from bowline.nn.config import flag_of, text_config
-from bowline.nn.slots import Slot, expect_module, slots
+from bowline.nn.slots import Slot, named_modules, slots
 from bowline.tie import Tie
 
 __all__ = ["Ties", "as_ties", "declared_ties"]
@@ -21,6 +21,7 @@ Ties: TypeAlias = Iterable[Tie | tuple[str, str]] | Mapping[str, str]
 """Ties as a caller may write them: `Tie`s, pairs `(target, source)`, or `{target: source}`."""
 
 WRITTEN = "give Tie(target, source), (target, source) or {target: source}"
+WORDS = ("ties", "_tied_weights_keys")
 TENSOR_NAME = re.compile(r"[A-Za-z0-9_.]+\.(weight|bias)")
 
 
@@ -46,16 +47,13 @@ def declared_ties(
         >>> declared_ties(Tiny())
         (Tie(target='lm_head.weight', source='wte.weight'),)
     """
-    expect_module(model)
     found: dict[str, str] = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        own, keys = _stated(module, "ties"), _stated(module, "_tied_weights_keys")
-        if not own and not keys:
-            continue
+    for prefix, module, own, keys in _stating(model):
         inside = prefix + "." if prefix else ""
+        names: dict[str, Slot] = {}
         if keys and not _spelled_out(keys):
             known = slots(model) if known is None else known
-        names = {name.removeprefix(inside): slot for name, slot in (known or {}).items() if name.startswith(inside)}
+            names = {name.removeprefix(inside): slot for name, slot in known.items() if name.startswith(inside)}
         pairs = [*_own(inside, module, own, flag), *_transformers(module, keys, names, flag)]
         found |= {inside + tie.target: inside + tie.source for tie in pairs}  # of two words the inner one's, as there
     return as_ties(found)
@@ -81,9 +79,20 @@ def as_ties(ties: Ties) -> tuple[Tie, ...]:
     return _from_roots(made)
 
 
-def _stated(module: nn.Module, name: str) -> Any:
-    """The module's own attribute, and not one that a wrapper (torch.compile's, PEFT's) fetches from what it wraps."""
-    return getattr(module, name) if name in module.__dict__ or hasattr(type(module), name) else None
+def _stating(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any, Any]]:
+    """The modules that state `ties` or `_tied_weights_keys`, and what they state.
+
+    An attribute of their own, and not one that a wrapper (torch.compile's, PEFT's) fetches from what it wraps.
+    """
+    wordy: dict[type[nn.Module], bool] = {}  # a model has many modules of few classes
+    for prefix, module in named_modules(model):
+        kind, own = type(module), module.__dict__
+        if kind not in wordy:
+            wordy[kind] = any(hasattr(kind, word) for word in WORDS)
+        if wordy[kind] or "ties" in own or "_tied_weights_keys" in own:
+            ties, keys = (getattr(module, word) if word in own or hasattr(kind, word) else None for word in WORDS)
+            if ties or keys:
+                yield prefix, module, ties, keys
 
 
 def _own(inside: str, module: nn.Module, ties: Any, flag: bool | None) -> Iterator[Tie]:

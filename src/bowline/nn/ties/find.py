@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -57,31 +57,46 @@ def find_ties(model: nn.Module) -> FoundTies:
         lm_head.weight <- wte.weight SHARED
     """
     known = slots(model)
-    sources, ties = _by_identity(model, known)
     rank = _ranking(model, known)
+    sources = [min(group, key=rank) for group in _holders(known)]
     aliases = []
-    for knot in knots(overlapping([(key, source.tensor) for key, source in sources.items()])):
-        first, *others = sorted((sources[key] for key in knot), key=rank)
+    for knot in knots(overlapping([(at, source.tensor) for at, source in enumerate(sources)])):
+        first, *others = sorted((sources[at] for at in knot), key=rank)
         aliases += [Tie(other.name, first.name) for other in others]
-    return FoundTies(ties, tuple(aliases))
+    return FoundTies(shared_ties(model, known), tuple(aliases))
 
 
-def shared_ties(model: nn.Module, known: Mapping[str, Slot]) -> tuple[Tie, ...]:
-    """The ties of `find_ties`, without looking for aliases. `known` are `slots(model)`."""
-    return _by_identity(model, known)[1]
+def shared_ties(model: nn.Module, known: Mapping[str, Slot], *, beside: Collection[Tie] = ()) -> tuple[Tie, ...]:
+    """The ties of `find_ties`, without looking for aliases; a knot that the ties `beside` span already is left out.
+
+    `known` are `slots(model)`.
+    """
+    shared = [group for group in _holders(known) if len(group) > 1 and not _spanned(group, beside)]
+    if not shared:
+        return ()
+    rank = _ranking(model, known)
+    sources = [min(group, key=rank) for group in shared]
+    return tuple(
+        Tie(slot.name, source.name)
+        for group, source in zip(shared, sources, strict=True)
+        for slot in group
+        if slot is not source
+    )
 
 
-def _by_identity(model: nn.Module, known: Mapping[str, Slot]) -> tuple[dict[int, Slot], tuple[Tie, ...]]:
-    """The source of each parameter, and every other name that it has."""
+def _holders(known: Mapping[str, Slot]) -> list[list[Slot]]:
+    """Every parameter, as the slots that hold it."""
     holders: dict[int, list[Slot]] = {}
     for slot in known.values():
         if slot.is_parameter:
             holders.setdefault(id(slot.tensor), []).append(slot)
-    shared = [group for group in holders.values() if len(group) > 1]
-    rank = _ranking(model, known) if shared else None
-    sources = {key: min(group, key=rank) if rank else group[0] for key, group in holders.items()}
-    pairs = ((slot, sources[id(group[0].tensor)]) for group in shared for slot in group)
-    return sources, tuple(Tie(slot.name, source.name) for slot, source in pairs if slot is not source)
+    return list(holders.values())
+
+
+def _spanned(group: list[Slot], ties: Collection[Tie]) -> bool:
+    """Whether one of the group is, by `ties`, the source of all others."""
+    names = {slot.name for slot in group}
+    return any(names == {source} | {tie.target for tie in ties if tie.source == source} & names for source in names)
 
 
 def _ranking(model: nn.Module, known: Mapping[str, Slot]) -> Callable[[Slot], tuple[bool, bool, bool, int]]:
