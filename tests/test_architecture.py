@@ -20,7 +20,7 @@ ROOT = Path(bowline.__file__).parent
 MODULES = sorted(
     module.name for module in pkgutil.walk_packages([str(ROOT)], "bowline.") if not module.name.endswith("__main__")
 )
-ROOMS = ("errors", "tie", "geometry", "families", "checkpoint", "audit", "nn", "demo", "cli")
+ROOMS = ("errors", "tie", "geometry", "families", "checkpoint", "audit", "nn", "models", "demo", "cli")
 """From the ground up: a room sees what comes before it, and nothing after."""
 FLOOR = {
     "errors": set(),
@@ -30,8 +30,9 @@ FLOOR = {
     "checkpoint": {"errors", "tie", "families"},
     "audit": {"errors", "tie", "geometry", "families", "checkpoint"},
     "nn": {"errors", "tie", "geometry", "families", "checkpoint"},
-    "demo": {"errors", "tie", "geometry", "families", "checkpoint", "audit"},
-    "cli": {"errors", "tie", "geometry", "families", "checkpoint", "audit", "nn", "demo"},
+    "models": {"errors", "tie", "families", "checkpoint", "nn"},
+    "demo": {"errors", "tie", "geometry", "families", "checkpoint", "audit", "nn", "models"},
+    "cli": {"errors", "tie", "geometry", "families", "checkpoint", "audit", "nn", "models", "demo"},
 }
 WITHOUT_TORCH = ("errors", "tie", "geometry", "families", "checkpoint", "audit", "cli")
 FRAMEWORKS = {"torch", "transformers", "safetensors", "tokenizers", "jax", "tensorflow"}

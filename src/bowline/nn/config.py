@@ -19,6 +19,7 @@ __all__ = [
     "restore",
     "set_flag",
     "text_config",
+    "write",
 ]
 
 FLAG = "tie_word_embeddings"
@@ -97,7 +98,7 @@ def set_flag(model: nn.Module, value: bool) -> list[tuple[Any, bool]]:
             stated = flag_of(level)
             may = id(level) in wanted if value else not is_among(FORCED_TRUE, level)
             if may and stated is not None and stated != value:
-                _write(level, value)
+                write(level, FLAG, value)
                 before.append((level, stated))
     except BaseException:  # a level that cannot be written: all or nothing
         restore(before)
@@ -108,21 +109,22 @@ def set_flag(model: nn.Module, value: bool) -> list[tuple[Any, bool]]:
 def restore(before: list[tuple[Any, bool]]) -> None:
     """Undo `set_flag`."""
     for level, value in before:
-        _write(level, value)
+        write(level, FLAG, value)
 
 
 def _declares(module: nn.Module) -> bool:
     return bool(getattr(module, "_tied_weights_keys", None)) and module.__dict__.get("config") is not None
 
 
-def _write(level: Any, value: bool) -> None:
+def write(level: Any, key: str, value: Any) -> None:
+    """Set one key of a config: a mapping, an object, or a frozen dataclass, which the model that has it may change."""
     if isinstance(level, dict):
-        level[FLAG] = value
+        level[key] = value
         return
     try:
-        setattr(level, FLAG, value)
+        setattr(level, key, value)
     except FrozenInstanceError:
-        object.__setattr__(level, FLAG, value)
+        object.__setattr__(level, key, value)
 
 
 def is_among(families: Mapping[int, frozenset[str]], config: Any) -> bool:

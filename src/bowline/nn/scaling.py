@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from bowline.nn.config import flag_of, is_among, live_configs, owner
+from bowline.nn.config import flag_of, is_among, live_configs, owner, write
 
 __all__ = ["follows_flag", "head_scale", "idle_scale", "set_scaling", "undo_scaling"]
 
@@ -59,11 +59,11 @@ def set_scaling(model: nn.Module, value: bool) -> list[Any]:
     """Write `scale_decoder_outputs` in every live config that has it; returns those that changed."""
     changed = [level for _, level in live_configs(model) if getattr(level, SCALE, None) is (not value)]
     for level in changed:
-        setattr(level, SCALE, value)
+        write(level, SCALE, value)
     return changed
 
 
 def undo_scaling(changed: list[Any]) -> None:
     """Undo `set_scaling`."""
     for level in changed:
-        setattr(level, SCALE, not getattr(level, SCALE))
+        write(level, SCALE, not getattr(level, SCALE))

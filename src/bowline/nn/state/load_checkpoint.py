@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bowline.checkpoint import open_checkpoint
+from bowline.checkpoint.tensor import StoredTensor
 from bowline.checkpoint.weights import UNSEEN
 from bowline.errors import CheckpointError, UsageError
 from bowline.nn.config import flag_of
@@ -32,13 +33,14 @@ def load_checkpoint(
     on_conflict: OnConflict = "raise",
     strict: bool = True,
     mmap: bool = True,
+    rename: Callable[[str], str | None] | None = None,
 ) -> LoadReport:
     """Load a checkpoint (directory, file, index or `org/name[@revision]`) into `model`; tied before is tied after.
 
     The model keeps its dtypes and devices. Parameters on the CPU, or on meta, whose dtype is the file's take the mapped
     file for their memory, copy on write: loading costs the header, and pages come as they are touched. Others are
-    copied, tensor by tensor. Names are translated as transformers does for its own models. Pickles are read without
-    being executed.
+    copied, tensor by tensor. Names are translated as transformers does for its own models; `rename` gives for each name
+    in the file the one in the model, or `None` for a tensor to be left alone. Pickles are read without being executed.
 
     With `mmap` the file must not be rewritten in place while the model lives, as `save_pretrained` into the same
     directory does; `save_checkpoint` replaces files and is safe. `mmap=False` reads everything into memory at once.
@@ -64,7 +66,12 @@ def load_checkpoint(
             raise CheckpointError(
                 f"{checkpoint.location}: not a whole checkpoint: {seen}", help="fetch what is missing"
             )
-        stored = {name: stored_tensor(checkpoint, one, mapped=mmap) for name, one in checkpoint.tensors.items()}
+        tensors: Mapping[str | None, StoredTensor] = checkpoint.tensors  # type: ignore[assignment]
+        if rename is not None:
+            tensors = {rename(name): tensor for name, tensor in checkpoint.tensors.items()}
+        stored = {
+            name: stored_tensor(checkpoint, tensor, mapped=mmap) for name, tensor in tensors.items() if name is not None
+        }
         unscaled = flag_of(checkpoint.config or {}) is False
         disjoint = all(file.endswith(".safetensors") for file in checkpoint.weight_files)  # the header was held to it
     before = survey(model)

@@ -18,6 +18,7 @@ from torch import nn
 from bowline.checkpoint.publish import publishing
 from bowline.checkpoint.shards import Payload, parse_size, write_shards
 from bowline.errors import CheckpointError, ConfigError, TieError, UsageError
+from bowline.nn.config import write
 from bowline.nn.scaling import follows_flag, head_scale
 from bowline.nn.slots import slots
 from bowline.nn.state.dtypes import NAMES
@@ -166,6 +167,10 @@ def _write_config(model: nn.Module, stage: Path, shapes: Mapping[str, tuple[int,
     if is_transformers_model(model):
         _write_transformers(model, config, stage)
     elif config is not None and callable(getattr(config, "save_pretrained", None)):
+        if hasattr(config, "architectures"):
+            write(config, "architectures", [type(model).__name__])
+        if hasattr(config, "dtype"):
+            write(config, "dtype", str(next(model.parameters()).dtype).removeprefix("torch."))
         config.save_pretrained(stage)
     elif dataclasses.is_dataclass(config) and not isinstance(config, type):
         _write_json(stage / CONFIG, dataclasses.asdict(config))

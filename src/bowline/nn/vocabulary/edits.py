@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from bowline.errors import UsageError
-from bowline.nn.config import levels
+from bowline.nn.config import levels, write
 from bowline.nn.vocabulary.axis import Axis, Stated, Vocabulary
 from bowline.nn.vocabulary.known import PER_LAYER, at
 from bowline.nn.vocabulary.selection import Selection
@@ -44,17 +44,8 @@ class Edit:
     def apply(self) -> Callable[[], None]:
         """Make the edit; returns what undoes it."""
         before = self.owner[self.key] if isinstance(self.owner, dict) else getattr(self.owner, self.key)
-        self._write(self.value)
-        return lambda: self._write(before)
-
-    def _write(self, value: Any) -> None:
-        if isinstance(self.owner, dict):
-            self.owner[self.key] = value
-            return
-        try:
-            setattr(self.owner, self.key, value)
-        except FrozenInstanceError:
-            object.__setattr__(self.owner, self.key, value)
+        write(self.owner, self.key, self.value)
+        return lambda: write(self.owner, self.key, before)
 
 
 def padding_of(vocabulary: Vocabulary) -> frozenset[int]:

@@ -1,0 +1,57 @@
+"""Keys and values of the tokens that were seen: what lets generation compute one position a step."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["KVCache"]
+
+ROOM = 64
+"""Positions that a buffer is longer than what it holds."""
+
+
+class KVCache:
+    """For each layer the keys and values (B, H, T, d) of the T tokens seen; `fixed` ones are of an encoder's output.
+
+    Without gradients, buffers grow by half and are written in place; with them, they are concatenated.
+    """
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._lengths: dict[int, int] = {}
+        self.fixed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __len__(self) -> int:
+        """The number of tokens seen."""
+        return self._lengths.get(0, 0)
+
+    def get_seq_length(self) -> int:
+        """`len(cache)`, by the name that transformers gives it."""
+        return len(self)
+
+    def update(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add (B, H, t, d) of new tokens; returns all, (B, H, T + t, d)."""
+        seen = self._lengths.get(layer, 0)
+        total = self._lengths[layer] = seen + key.shape[2]
+        if torch.is_grad_enabled():
+            if seen:
+                key = torch.cat([self._layers[layer][0][:, :, :seen], key], 2)
+                value = torch.cat([self._layers[layer][1][:, :, :seen], value], 2)
+            self._layers[layer] = key, value
+            return key, value
+        if layer not in self._layers or self._layers[layer][0].shape[2] < total:
+            self._layers[layer] = self._longer(layer, seen, total, key), self._longer(layer, seen, total, value, 1)
+        keys, values = self._layers[layer]
+        keys[:, :, seen:total], values[:, :, seen:total] = key, value
+        return keys[:, :, :total], values[:, :, :total]
+
+    def _longer(self, layer: int, seen: int, total: int, like: torch.Tensor, which: int = 0) -> torch.Tensor:
+        buffer = like.new_empty(*like.shape[:2], max(total + ROOM, total * 3 // 2), like.shape[3])
+        if seen:
+            buffer[:, :, :seen] = self._layers[layer][which][:, :, :seen]
+        return buffer
+
+    def reorder(self, rows: torch.Tensor) -> None:
+        """Row i becomes what row `rows[i]` was: beams that are followed and beams that are dropped."""
+        self._layers = {at: (keys[rows], values[rows]) for at, (keys, values) in self._layers.items()}
+        self.fixed = {at: (keys[rows], values[rows]) for at, (keys, values) in self.fixed.items()}
