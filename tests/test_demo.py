@@ -300,3 +300,16 @@ def test_transformers_does_what_was_predicted(case: Case, tmp_path: Path, transf
             assert torch.equal(head.detach(), torch.from_numpy(checkpoint.rows("lm_head.weight").copy()))
         fate = "kept"
     assert fate == FATES[case.name][list(LOADERS).index("transformers-5")]
+
+
+def test_the_families_are_shown_tied_and_untied(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    from bowline.demo.families import FAMILIES, FamilyShow
+
+    show = FamilyShow()
+    show.run()
+    text = capsys.readouterr().out
+    assert show.problems == []
+    assert all(name in text for name in FAMILIES)
+    assert "named_parameters() lists nothing of it" in text
+    assert "pad_logit='mask': 0.000 -> 0.000" in text

@@ -14,6 +14,8 @@ from bowline.audit.render.printable import printable
 from bowline.cli.audit import audit
 from bowline.cli.demo import demo
 from bowline.cli.explain import explain
+from bowline.cli.fill_mask import fill_mask
+from bowline.cli.generate import generate
 from bowline.errors import BowlineError
 
 __all__ = ["app", "main"]
@@ -28,6 +30,8 @@ app = typer.Typer(
 )
 app.command()(audit)
 app.command()(explain)
+app.command()(generate)
+app.command()(fill_mask)
 app.command()(demo)
 
 

@@ -18,8 +18,23 @@ def demo(
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the checkpoints into DIR, new or empty, and keep them.")
     ] = None,
+    models: Annotated[
+        bool, typer.Option("--models", help="Build the model families instead, tied and untied. Needs torch.")
+    ] = False,
 ) -> None:
     """Audit a real checkpoint, healthy ones, and the same broken as people report it; exit 1 if any surprises."""
+    if models:
+        try:
+            from bowline.demo.families import FamilyShow
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise UsageError(
+                "--models needs torch, which is not installed", help="pip install 'bowline[torch]'"
+            ) from None
+        families = FamilyShow()
+        families.run()
+        raise typer.Exit(1 if families.problems else 0)
     from bowline.demo.show import Show
 
     if keep is not None and keep.exists() and not (keep.is_dir() and not any(keep.iterdir())):

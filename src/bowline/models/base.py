@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from bowline.errors import UsageError
+from bowline.errors import BowlineError, ConfigError, TieError, UsageError
+from bowline.models.cache import KVCache
 from bowline.models.config import PreTrainedConfig
 from bowline.nn import resize_vocab, save_checkpoint, tie_weights, unique_parameters
 from bowline.nn.loss import linear_cross_entropy, linear_logits
@@ -30,6 +31,7 @@ class PreTrainedModel(nn.Module):
     under which a class with a head holds the model without one, and which its tensors begin with.
     """
 
+    config: Any
     config_class: ClassVar[type[PreTrainedConfig]]
     base_model_prefix: ClassVar[str] = ""
     ties: ClassVar[Mapping[str, str]] = {}
@@ -62,6 +64,7 @@ class PreTrainedModel(nn.Module):
 
     def _prepare(self, modules: list[nn.Module]) -> None:
         if self.config.pruned_heads and not any(inner is not self for inner in self._inner()):
+            self._check_heads(self.config.pruned_heads, ConfigError)
             self._prune(self.config.pruned_heads)
         if not any(parameter.is_meta for parameter in self.parameters()):  # values are loaded later
             self._draw(modules)
@@ -92,8 +95,10 @@ class PreTrainedModel(nn.Module):
             if module.padding_idx is not None:
                 module.weight[module.padding_idx].zero_()
         elif isinstance(module, nn.LayerNorm):
-            module.weight.fill_(1.0)
-            module.bias.zero_()
+            if module.elementwise_affine:
+                module.weight.fill_(1.0)
+            if module.bias is not None:
+                module.bias.zero_()
 
     def tie_weights(self) -> None:
         """Make the declared ends one parameter, if the config says so: after it, the head's weight *is* the table's."""
@@ -107,9 +112,18 @@ class PreTrainedModel(nn.Module):
         return self.get_submodule(self.input_embeddings)
 
     def set_input_embeddings(self, new: nn.Module) -> None:
-        """Another table in its place; a tied head follows."""
+        """Another table in its place; a tied head follows.
+
+        Raises:
+            TieError: a table of another shape, which a tied head cannot follow; the model is as it was.
+        """
+        before = self.get_input_embeddings()
         self._set_module(self.input_embeddings, new)
-        self.tie_weights()
+        try:
+            self.tie_weights()
+        except TieError:
+            self._set_module(self.input_embeddings, before)
+            raise
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The head that makes logits, or `None` where the class has none."""
@@ -167,14 +181,36 @@ class PreTrainedModel(nn.Module):
         Raises:
             UsageError: a layer or head that is not there, or a layer left without any.
         """
-        wanted = {int(at): sorted(set(heads)) for at, heads in heads_to_prune.items()}
-        before = {int(at): list(heads) for at, heads in self.config.pruned_heads.items()}
-        self._prune({at: [head for head in heads if head not in before.get(at, [])] for at, heads in wanted.items()})
-        merged = {at: sorted({*before.get(at, []), *wanted.get(at, [])}) for at in sorted({*before, *wanted})}
+        before = {at: set(heads) for at, heads in self.config.pruned_heads.items()}
+        wanted = {at: set(heads) for at, heads in heads_to_prune.items()}
+        merged = {at: sorted(before.get(at, set()) | wanted.get(at, set())) for at in sorted({*before, *wanted})}
+        self._check_heads(merged, UsageError)
+        now = {  # a head's place among those that are left
+            at: [
+                head - sum(gone < head for gone in before.get(at, ())) for head in sorted(heads - before.get(at, set()))
+            ]
+            for at, heads in wanted.items()
+        }
+        self._prune({at: heads for at, heads in now.items() if heads})
         for part in self._inner():
             object.__setattr__(part.config, "pruned_heads", merged)
 
+    def _check_heads(self, pruned: Mapping[int, list[int]], error: type[BowlineError]) -> None:
+        layers = getattr(self.config, "num_hidden_layers", 0)
+        count = getattr(self.config, "num_attention_heads", 0)
+        if pruned and not count:
+            raise error(f"pruned_heads: {type(self).__name__} has no heads that can be pruned")
+        for at, heads in pruned.items():
+            if at not in range(layers):
+                raise error(f"pruned_heads: layer {at!r}, expected one of 0 to {layers - 1}")
+            strange = [head for head in heads if head not in range(count)]
+            if strange:
+                raise error(f"pruned_heads: head {strange[0]!r} of layer {at}, expected one of 0 to {count - 1}")
+            if len(set(heads)) == count:
+                raise error(f"pruned_heads: all {count} heads of layer {at}", help="leave one of them")
+
     def _prune(self, heads: Mapping[int, list[int]]) -> None:
+        """Remove heads, counted as they are now; a family's model without a head says how."""
         base = self.base_model
         if base is self:
             raise UsageError(f"{type(self).__name__} has no heads that can be pruned")
@@ -193,10 +229,11 @@ class PreTrainedModel(nn.Module):
             part.gradient_checkpointing = value
 
     def _run(self, block: Callable[..., Any], *args: Any) -> Any:
-        """One block, checkpointed where that is asked for and gradients are."""
-        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(block, *args, use_reentrant=False)
-        return block(*args)
+        """One block, checkpointed where that is asked for and gradients are, but not with a cache, which fills once."""
+        wanted = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        if not wanted or any(isinstance(arg, KVCache) for arg in args):
+            return block(*args)
+        return checkpoint(block, *args, use_reentrant=False)
 
     def _logits_and_loss(
         self, hidden: torch.Tensor, head: Any, labels: torch.Tensor | None, *, bias: torch.Tensor | None = None

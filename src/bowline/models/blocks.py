@@ -15,7 +15,9 @@ __all__ = [
     "activation",
     "attend",
     "attention_mask",
+    "check_embeds",
     "check_ids",
+    "check_labels",
     "merge_heads",
     "packed_mask",
     "prune_linear",
@@ -130,6 +132,8 @@ def check_ids(ids: torch.Tensor, size: int, what: str = "input_ids") -> None:
     Raises:
         UsageError: anything else.
     """
+    if not isinstance(ids, torch.Tensor):
+        raise UsageError(f"{what} is a {type(ids).__name__}: expected a tensor", help="torch.tensor([[...]]) makes one")
     if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
         raise UsageError(f"{what} {tuple(ids.shape)} of {ids.dtype}: expected integers (batch, length)")
     if 0 in ids.shape:
@@ -142,6 +146,35 @@ def check_ids(ids: torch.Tensor, size: int, what: str = "input_ids") -> None:
         raise UsageError(
             f"{what} has {wrong}, and the table has {size} rows: expected 0 to {size - 1}",
             help="the tokenizer and the model do not belong together, or resize_vocab(model, n) first",
+        )
+
+
+def check_embeds(embeds: torch.Tensor, width: int, what: str = "inputs_embeds") -> None:
+    """Numbers (B, T, D), at least one row of them.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if embeds.ndim != 3 or embeds.shape[-1] != width or not embeds.is_floating_point():
+        raise UsageError(f"{what} {tuple(embeds.shape)} of {embeds.dtype}: expected numbers (batch, length, {width})")
+    if 0 in embeds.shape:
+        raise UsageError(f"{what} {tuple(embeds.shape)}: an empty batch, expected at least one token")
+
+
+def check_labels(labels: torch.Tensor, shape: tuple[int, ...], size: int, ignore_index: int = -100) -> None:
+    """Integers of `shape`, each a token or `ignore_index`: also those that a shift drops.
+
+    Raises:
+        UsageError: anything else. Values are looked at on the CPU only, as in `check_ids`.
+    """
+    if labels.shape != shape or labels.dtype != torch.int64:
+        raise UsageError(f"labels {tuple(labels.shape)} of {labels.dtype}: expected torch.int64 {tuple(shape)}")
+    if torch.compiler.is_compiling() or labels.device.type != "cpu":
+        return
+    wrong = (labels != ignore_index) & ((labels < 0) | (labels >= size))
+    if wrong.any():
+        raise UsageError(
+            f"label {int(labels[wrong][0])}: expected 0 to {size - 1}, or {ignore_index} where there is none"
         )
 
 

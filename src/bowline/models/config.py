@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from bowline.checkpoint import open_checkpoint
-from bowline.errors import ConfigError
+from bowline.checkpoint.strict_json import loads
+from bowline.errors import ConfigError, UsageError
 
 __all__ = ["PreTrainedConfig"]
 
@@ -23,11 +28,11 @@ class PreTrainedConfig:
     """What all families have. Keys and defaults are transformers'; a key that no field stands for is kept in `extra`.
 
     `attribute_map` gives other names of a field (`hidden_size` of GPT-2's `n_embd`), for reading files and attributes.
-    Frozen: a copy with other values is `dataclasses.replace(config, ...)`. Only what changes a model changes its config
-    in place: ties made or undone, a vocabulary resized, heads pruned.
+    Frozen: a copy with other values is `config.updated(...)`. Only what changes a model changes its config in place:
+    ties made or undone, a vocabulary resized, heads pruned.
 
     Raises:
-        ConfigError: a size below 1, a token id outside of the vocabulary, a flag that is no truth value.
+        ConfigError: a size below 1, a padding token outside of the vocabulary, a flag that is no truth value.
     """
 
     model_type: ClassVar[str] = ""
@@ -60,11 +65,19 @@ class PreTrainedConfig:
             self.refuse("pad_logit", "'keep' or 'mask'")
         if self.pad_logit == "mask" and self.pad_token_id is None:
             raise ConfigError("config: pad_logit='mask' and no pad_token_id", help="set pad_token_id")
-        if self.pad_token_id is not None and not (
-            isinstance(self.pad_token_id, int) and 0 <= self.pad_token_id < self.vocab_size
-        ):
+        if self.pad_token_id is not None and not (_is_id(self.pad_token_id) and self.pad_token_id < self.vocab_size):
             self.refuse("pad_token_id", f"a token of the vocabulary, 0 to {self.vocab_size - 1}, or null")
-
+        for name in ("bos_token_id", "decoder_start_token_id"):
+            if getattr(self, name) is not None and not _is_id(getattr(self, name)):
+                self.refuse(name, "a whole number from 0, or null")
+        ends = self.eos_token_id if isinstance(self.eos_token_id, (list, tuple)) else [self.eos_token_id]
+        if self.eos_token_id is not None and not all(map(_is_id, ends)):
+            self.refuse("eos_token_id", "a whole number from 0, a list of them, or null")
+        if not isinstance(self.pruned_heads, Mapping) or not all(
+            _is_id(at) and isinstance(heads, (list, tuple)) and all(map(_is_id, heads))
+            for at, heads in self.pruned_heads.items()
+        ):
+            self.refuse("pruned_heads", "{layer: heads}, all of them whole numbers from 0")
         for key, value in self.unsupported.items():
             if self.extra.get(key, value) != value:
                 raise ConfigError(
@@ -78,6 +91,13 @@ class PreTrainedConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 self.refuse(name, "a whole number from 1")
+
+    def check_numbers(self, *names: str, low: float = 0.0, high: float = math.inf) -> None:
+        """Each of them a number from `low` to `high`: `high=1.0` for dropout."""
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+                self.refuse(name, f"a number from {low:g}" + (f" to {high:g}" if high < math.inf else ""))
 
     def check_heads(self, width: str, heads: str) -> None:
         """The width a multiple of the number of heads."""
@@ -96,7 +116,7 @@ class PreTrainedConfig:
         if target is not None:
             return getattr(self, target)
         extra = self.__dict__.get("extra", {})
-        if name in extra:
+        if name in extra and not name.startswith("__"):  # a file has no say in how its config is copied
             return extra[name]
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
@@ -105,25 +125,54 @@ class PreTrainedConfig:
         """The tokens whose logits are -inf."""
         return (self.pad_token_id,) if self.pad_logit == "mask" and self.pad_token_id is not None else ()
 
+    def updated(self, **values: Any) -> Self:
+        """A copy with other values, by any name that a key has in files.
+
+        Raises:
+            ConfigError: a value that means nothing.
+            UsageError: a name that is no key of this config.
+        """
+        known = {one.name for one in fields(self)} - {"extra"}
+        changes: dict[str, Any] = {}
+        extra = dict(self.extra)
+        for key, value in values.items():
+            name = self.attribute_map.get(key, key)
+            if name not in known and key not in extra:
+                close = get_close_matches(key, [*known, *self.attribute_map, *extra], n=3)
+                raise UsageError(
+                    f"{key}={value!r:.60}: {type(self).__name__} has no such key",
+                    help=f"perhaps {' or '.join(close)}" if close else f"its keys are {', '.join(sorted(known))}",
+                )
+            (changes if name in known else extra)[name] = value
+        return dataclasses.replace(self, extra=extra, **changes)
+
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """The config that a `config.json` describes.
 
         Raises:
-            ConfigError: a value that means nothing, or a required key that is missing.
+            ConfigError: a value that means nothing, a required key that is missing, or one key under two names that
+                disagree.
         """
         known = {one.name for one in fields(cls)} - {"extra"}
         values: dict[str, Any] = {}
         extra: dict[str, Any] = {}
         for key, value in content.items():
             name = cls.attribute_map.get(key, key)
+            if name in values and values[name] != value:
+                raise ConfigError(
+                    f"config has {values[name]!r:.60} and {value!r:.60} as {name}, of which {key} is another name",
+                    help="remove one of them",
+                )
             (values if name in known else extra)[name if name in known else key] = value
         extra.pop("model_type", None)
         if "torch_dtype" in extra:  # its name before transformers 4.56
             values.setdefault("dtype", extra.pop("torch_dtype"))
         if isinstance(extra.get("id2label"), Mapping):
             values.setdefault("num_labels", len(extra["id2label"]))
-        values["pruned_heads"] = {int(at): list(heads) for at, heads in (values.get("pruned_heads") or {}).items()}
+        pruned = values.get("pruned_heads") or {}
+        if isinstance(pruned, Mapping):  # JSON has no keys but text
+            values["pruned_heads"] = {int(at) if str(at).isdecimal() else at: heads for at, heads in pruned.items()}
         missing = [one.name for one in fields(cls) if _is_required(one) and one.name not in values]
         if missing:
             raise ConfigError(f"config has no {', '.join(missing)}", help=f"is it a config of {cls.model_type!r}?")
@@ -134,7 +183,13 @@ class PreTrainedConfig:
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
-        """The config of a checkpoint: a directory, a file of one, or a Hub repository."""
+        """The config of a checkpoint: a directory, which need not have weights, a file of one, or a Hub repository."""
+        alone = Path(path) / "config.json" if Path(path).name != "config.json" else Path(path)
+        if alone.is_file():
+            content = loads(alone.read_bytes(), str(alone), allow_nonfinite=True)
+            if not isinstance(content, Mapping):
+                raise ConfigError(f"{alone}: a {type(content).__name__}, expected an object")
+            return cls.from_dict(content)
         with open_checkpoint(path) as checkpoint:
             if checkpoint.config is None:
                 raise ConfigError(f"{checkpoint.location}: no config.json that can be read", help="add one")
@@ -142,12 +197,15 @@ class PreTrainedConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of `config.json`: every key of the family, what differs from the other defaults, and `extra`."""
-        content: dict[str, Any] = {**self.extra, "model_type": self.model_type}
+        content: dict[str, Any] = {**copy.deepcopy(dict(self.extra)), "model_type": self.model_type}
+        names = content.get("id2label")
+        if isinstance(names, Mapping) and len(names) != self.num_labels:  # they were another head's
+            content = {key: value for key, value in content.items() if key not in ("id2label", "label2id")}
         for one in fields(self):
             value = getattr(self, one.name)
             default = one.default_factory() if one.default_factory is not MISSING else one.default
             if one.name != "extra" and (value != default or one.name in self.stated()):
-                content[one.name] = value
+                content[one.name] = list(value) if isinstance(value, tuple) else copy.deepcopy(value)
         return content
 
     @classmethod
@@ -160,6 +218,10 @@ class PreTrainedConfig:
         """Write `config.json` into `directory`."""
         text = json.dumps(self.to_dict(), indent=2, sort_keys=True)
         (Path(directory) / "config.json").write_text(text + "\n")
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_required(one: Any) -> bool:

@@ -24,7 +24,9 @@ from bowline.models.blocks import (
     activation,
     attend,
     attention_mask,
+    check_embeds,
     check_ids,
+    check_labels,
     packed_mask,
     prune_linear,
     shifted,
@@ -72,6 +74,10 @@ class GPT2Config(PreTrainedConfig):
         super().__post_init__()
         self.check_sizes("n_positions", "n_layer")
         self.check_heads("n_embd", "n_head")
+        if self.n_inner is not None:
+            self.check_sizes("n_inner")
+        self.check_numbers("resid_pdrop", "embd_pdrop", "attn_pdrop", high=1.0)
+        self.check_numbers("layer_norm_epsilon", "initializer_range")
 
 
 class Conv1D(nn.Module):
@@ -162,7 +168,7 @@ class GPT2PreTrainedModel(PreTrainedModel):
 
     config_class = GPT2Config
     base_model_prefix = "transformer"
-    _keys_to_ignore_on_load_unexpected = (r"attn\.(masked_)?bias$",)  # masks, which old files hold
+    _keys_to_ignore_on_load_unexpected = (r"\.attn\.(masked_)?bias$",)  # masks, which old files hold
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -211,21 +217,25 @@ class GPT2Model(GPT2PreTrainedModel):
         if inputs_embeds is None:
             check_ids(input_ids, self.config.vocab_size)  # type: ignore[arg-type]
             inputs_embeds = self.wte(input_ids)
+        check_embeds(inputs_embeds, self.config.n_embd)
         batch, length = inputs_embeds.shape[:2]
         past = len(past_key_values) if past_key_values is not None else 0
-        if past + length > self.config.n_positions:
-            raise UsageError(
-                f"{past + length} positions, and the table has {self.config.n_positions} (n_positions)",
-                help="cut the text, or build a model with more positions",
-            )
         if position_ids is None:
+            if past + length > self.config.n_positions:
+                raise UsageError(
+                    f"{past + length} positions, and the table has {self.config.n_positions} (n_positions)",
+                    help="cut the text, or build a model with more positions",
+                )
             position_ids = torch.arange(past, past + length, device=inputs_embeds.device)[None]
         else:
             check_ids(position_ids, self.config.n_positions, "position_ids")
+            _check_beside(position_ids, batch, length, "position_ids")
             if attention_mask is None and not past:
                 attention_mask = packed_mask(position_ids)
         x = inputs_embeds + self.wpe(position_ids)
         if token_type_ids is not None:  # they are looked up in the table of words, as in OpenAI's fine-tuning
+            check_ids(token_type_ids, self.config.vocab_size, "token_type_ids")
+            _check_beside(token_type_ids, batch, length, "token_type_ids")
             x = x + self.wte(token_type_ids)
         x = self.drop(x)  # (B, T, D)
         cache = past_key_values if past_key_values is not None else KVCache() if use_cache else None
@@ -244,6 +254,11 @@ class GPT2Model(GPT2PreTrainedModel):
             attention.prune(some)  # type: ignore[operator, union-attr]
 
 
+def _check_beside(ids: torch.Tensor, batch: int, length: int, what: str) -> None:
+    if ids.shape[0] not in (1, batch) or ids.shape[1] != length:
+        raise UsageError(f"{what} {tuple(ids.shape)}: expected {(batch, length)}")
+
+
 def _mask(mask: torch.Tensor | None, batch: int, queries: int, keys: int, device: torch.device) -> torch.Tensor | None:
     return attention_mask(mask, batch, queries, keys, causal=True, device=device)
 
@@ -254,6 +269,7 @@ class GPT2LMHeadModel(GPT2PreTrainedModel, GenerationMixin):
     ties: ClassVar = {"lm_head.weight": "transformer.wte.weight"}
     input_embeddings = "transformer.wte"
     output_embeddings = "lm_head"
+    uses_position_ids = True
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__(config)
@@ -273,8 +289,13 @@ class GPT2LMHeadModel(GPT2PreTrainedModel, GenerationMixin):
 
         Of the logits only those of the last `logits_to_keep` positions are made, where that is not 0.
         """
+        if logits_to_keep < 0:
+            raise UsageError(f"logits_to_keep={logits_to_keep}: expected 0, for all, or a number of positions")
         base = self.transformer(input_ids, **inputs)
-        targets = shifted(labels) if labels is not None else None
+        targets = None
+        if labels is not None:
+            check_labels(labels, base.last_hidden_state.shape[:-1], self.config.vocab_size)
+            targets = shifted(labels)
         hidden = base.last_hidden_state if targets is not None else base.last_hidden_state[:, -logits_to_keep:]
         logits, loss = self._logits_and_loss(hidden, self.lm_head, targets)
         return LMOutput(

@@ -92,3 +92,7 @@ class Seq2SeqOutput(ModelOutput):
     decoder_hidden_states: Hidden = None
     encoder_last_hidden_state: torch.Tensor | None = None
     encoder_hidden_states: Hidden = None
+
+
+for _record in (BaseOutput, LMOutput, PreTrainingOutput, ClassifierOutput, Seq2SeqOutput):
+    torch.export.register_dataclass(_record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Iterable
@@ -12,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from bowline.checkpoint import open_checkpoint
+from bowline.checkpoint import Checkpoint, open_checkpoint
+from bowline.checkpoint.lint import LintKind
 from bowline.errors import CheckpointError, ConfigError, UsageError
 from bowline.models.base import PreTrainedModel
-from bowline.nn import load_checkpoint
+from bowline.nn import keep_tied, load_checkpoint
 from bowline.nn.slots import slots
 
 __all__ = ["LoadingInfo", "from_pretrained", "live_name"]
@@ -74,17 +74,19 @@ def from_pretrained(
     Raises:
         CheckpointError: it cannot be read, or its shapes do not fit.
         ConfigError: its config means nothing, or is another family's.
+        UsageError: an override that is no key of the config, or a dtype that is none.
         TieError: it holds two different ends of what the config says is one matrix.
     """
     with open_checkpoint(path) as checkpoint:
         if config is None:
-            config = _config(cls, checkpoint.config, checkpoint.location)
+            config = _config(cls, checkpoint)
         stored = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
-    config = dataclasses.replace(config, **overrides) if overrides else config
+    config = config.updated(**overrides)  # a copy: the model may change its own
     with torch.device("meta"):
-        model = cls(dataclasses.replace(config)).to(_dtype(dtype if dtype is not None else torch_dtype, config))
+        model = cls(config).to(_dtype(dtype if dtype is not None else torch_dtype, config))
     known = slots(model)
     names = {name: live_name(name, known, cls.base_model_prefix) for name in stored}
+    _check_names(names, known, checkpoint.location)
     mismatched = tuple(
         (live, stored[name], tuple(known[live].tensor.shape))
         for name, live in names.items()
@@ -113,7 +115,10 @@ def from_pretrained(
         mismatched_keys=mismatched,
     )
     _tell(cls, info, checkpoint.location)
-    model = model.to(device).eval()
+    if torch.device(device).type != "cpu":
+        with keep_tied(model):
+            model = model.to(device)
+    model.eval()
     return (model, info) if output_loading_info else model
 
 
@@ -127,13 +132,28 @@ def live_name(name: str, known: Iterable[str], prefix: str) -> str:
     return name
 
 
-def _config(cls: type[Any], content: Any, location: str) -> Any:
+def _check_names(names: dict[str, str], known: Iterable[str], location: str) -> None:
+    taken: dict[str, str] = {}
+    for name, live in names.items():
+        if live in known and taken.setdefault(live, name) != name:
+            raise CheckpointError(
+                f"{location}: {taken[live]} and {name} are both {live} of the model, expected one of them",
+                help="remove the one that is old",
+            )
+
+
+def _config(cls: type[Any], checkpoint: Checkpoint) -> Any:
+    content = checkpoint.config
     if content is None:
-        raise ConfigError(f"{location}: no config.json that can be read", help="add one, or give config=")
+        seen = [lint.message for lint in checkpoint.lints if lint.kind is LintKind.CONFIG_MALFORMED]
+        raise ConfigError(
+            f"{checkpoint.location}: {seen[0] if seen else 'no config.json'}", help="add a good one, or give config="
+        )
     model_type = content.get("model_type")
     if model_type not in (None, cls.config_class.model_type):
         raise ConfigError(
-            f"{location}: is a {model_type!r}, expected {cls.config_class.model_type!r} for {cls.__name__}",
+            f"{checkpoint.location}: is a {model_type!r:.60}, expected {cls.config_class.model_type!r} for "
+            f"{cls.__name__}",
             help="bowline.models.load(path) picks the class",
         )
     return cls.config_class.from_dict(content)
@@ -155,7 +175,8 @@ def _draw_missing(model: nn.Module, given: set[str]) -> list[str]:
     known = slots(model)
     groups: dict[int, list[str]] = {}
     for name, slot in known.items():
-        groups.setdefault(id(slot.tensor), []).append(name)
+        if slot.is_parameter:  # a buffer is computed, not drawn: what is on meta and not given, load_checkpoint reports
+            groups.setdefault(id(slot.tensor), []).append(name)
     missing = [names for names in groups.values() if not given.intersection(names)]
     if not missing:
         return []
@@ -166,8 +187,8 @@ def _draw_missing(model: nn.Module, given: set[str]) -> list[str]:
         for name in names:
             known[name].put(new)
     with torch.no_grad():
-        for part in reversed([part for part in model.modules() if isinstance(part, PreTrainedModel)]):
-            for module in part._own_modules():
+        for part in (part for part in model.modules() if isinstance(part, PreTrainedModel)):
+            for module in part._own_modules():  # the table after the head that shares it: its padding row stays zero
                 if any(child in lacking for child in module.modules()):
                     part._init_weights(module)
     return [name for names in missing for name in names]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bowline.nn.heads import LMHead
+from bowline.nn.heads import LMHead, MLMHead
 from bowline.nn.lora import merge_lora
+from bowline.nn.loss import linear_cross_entropy
 from bowline.nn.once import apply_once, unique_parameters
 from bowline.nn.quantize import quantize_tied
 from bowline.nn.state.load import LoadReport, load_state
@@ -23,6 +24,7 @@ __all__ = [
     "FoundTies",
     "LMHead",
     "LoadReport",
+    "MLMHead",
     "Remark",
     "TieCheck",
     "TieGuard",
@@ -33,6 +35,7 @@ __all__ = [
     "declared_ties",
     "find_ties",
     "keep_tied",
+    "linear_cross_entropy",
     "load_checkpoint",
     "load_state",
     "merge_lora",

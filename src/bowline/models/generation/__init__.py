@@ -1,9 +1,8 @@
-"""Text from models: greedy, sampled, by beams; masks filled in."""
+"""Text from models: greedy, sampled, by beams, as a stream; masks filled in."""
 
 from __future__ import annotations
 
-__all__ = ["GenerationMixin"]
+from bowline.models.generation.fill_mask import Candidate, FilledMask, fill_mask
+from bowline.models.generation.mixin import GenerationMixin
 
-
-class GenerationMixin:
-    """What a class with a head for next tokens can do."""
+__all__ = ["Candidate", "FilledMask", "GenerationMixin", "fill_mask"]

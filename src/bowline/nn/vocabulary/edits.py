@@ -76,7 +76,8 @@ def edits_of(model: nn.Module, vocabulary: Vocabulary, selection: Selection) -> 
 def _module_sizes(model: nn.Module, vocabulary: Vocabulary, selection: Selection) -> Iterator[Edit]:
     keys = {stated.path.rpartition(".")[2] for stated in vocabulary.stated}
     own = SIZES if not keys or keys & {"vocab_size", *BESIDE} else ()
-    holders = {id(slot.module): axis for axis in vocabulary.axes for slot in axis.slots}
+    axes = sorted(vocabulary.axes, key=lambda axis: axis.tensor.ndim)  # of a head's bias and matrix, the matrix tells
+    holders = {id(slot.module): axis for axis in axes for slot in axis.slots}
     for module in _holding(model, vocabulary):
         axis = holders.get(id(module))
         if axis is not None and _stores_sizes(module, axis):

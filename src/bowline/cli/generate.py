@@ -1,0 +1,54 @@
+"""`bowline generate DIR "text"`"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from bowline.audit.render.printable import printable
+from bowline.cli.needs import needs_torch
+from bowline.errors import UsageError
+
+__all__ = ["generate"]
+
+
+def generate(
+    path: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint: a directory, or org/name[@revision].")],
+    text: Annotated[str, typer.Argument(help="What to go on from; of a T5, what to answer.")],
+    max_new_tokens: Annotated[int, typer.Option(help="At most so many new tokens.")] = 40,
+    temperature: Annotated[float | None, typer.Option(help="Draw tokens; below 1, likely ones more often.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest with this much probability.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Draw the same again.")] = None,
+    num_beams: Annotated[int, typer.Option(help="Follow so many hypotheses at once.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Of beams: above 0 longer texts, below it shorter ones.")] = 1.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1, what was said is said again less often.")] = 1.0,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")] = "cpu",
+) -> None:
+    """Go on with a text: the likeliest tokens, or drawn ones where temperature, top-k or top-p is given."""
+    with needs_torch("generate"):
+        from bowline.models.generation.text import text_pieces
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "num_beams": num_beams,
+        "length_penalty": length_penalty,
+        "repetition_penalty": repetition_penalty,
+    }
+    drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    drawn = {name: value for name, value in drawn.items() if value is not None}
+    if seed is not None and not drawn:
+        raise UsageError(f"--seed {seed}, and nothing is drawn", help="add --temperature 1, or leave --seed out")
+    pieces = text_pieces(path, text, device=device, seed=seed, do_sample=bool(drawn), **drawn, **options)
+    if sys.stdout.isatty():
+        for piece in pieces:
+            typer.echo(shown(piece), nl=False)
+        typer.echo()
+    else:
+        typer.echo("".join(pieces))
+
+
+def shown(text: str) -> str:
+    """What a terminal may be given: a model can spell out what moves the cursor, or worse."""
+    return "\n".join("\t".join(printable(part) for part in line.split("\t")) for line in text.split("\n"))

@@ -1,0 +1,188 @@
+"""What a person asked of `generate`, checked before any work: sizes, tokens that end a row, how the next is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bowline.errors import UsageError
+from bowline.models.blocks import check_ids
+
+__all__ = ["Settings", "checked_mask", "settings_for"]
+
+NEW_TOKENS = 20
+"""Where no length is given: transformers' number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One call of `generate`, every default resolved."""
+
+    max_new_tokens: int
+    min_new_tokens: int
+    do_sample: bool
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    num_beams: int
+    length_penalty: float
+    early_stopping: bool | str
+    repetition_penalty: float
+    eos: tuple[int, ...]
+    pad: int | None
+    stop: tuple[tuple[int, ...], ...]
+    generator: torch.Generator | None
+    use_cache: bool
+
+    @property
+    def ends(self) -> tuple[tuple[int, ...], ...]:
+        """Every sequence of new tokens that ends a row, stop sequences and end-of-text tokens alike."""
+        return (*self.stop, *((token,) for token in self.eos))
+
+
+def settings_for(
+    model: Any,
+    input_ids: torch.Tensor,
+    *,
+    max_new_tokens: int | None = None,
+    max_length: int | None = None,
+    min_new_tokens: int = 0,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    early_stopping: bool | str = False,
+    repetition_penalty: float = 1.0,
+    eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
+    stop: int | Sequence[int | Sequence[int]] | None = None,
+    generator: torch.Generator | None = None,
+    use_cache: bool = True,
+) -> Settings:
+    """The arguments of `GenerationMixin.generate`, resolved against the model's config.
+
+    Raises:
+        UsageError: one that means nothing, or two that contradict each other.
+    """
+    config = model.config
+    check_ids(input_ids, config.vocab_size)
+    _whole("num_beams", num_beams, 1)
+    _whole("min_new_tokens", min_new_tokens, 0)
+    if not temperature > 0:
+        _refuse("temperature", temperature, "a number above 0", help="for the likeliest token, do_sample=False")
+    if top_k is not None:
+        _whole("top_k", top_k, 1)
+    if top_p is not None and not 0 < top_p <= 1:
+        _refuse("top_p", top_p, "above 0 and at most 1")
+    if not repetition_penalty > 0:
+        _refuse("repetition_penalty", repetition_penalty, "a number above 0, and 1 for none")
+    if early_stopping not in (True, False, "never"):
+        _refuse("early_stopping", early_stopping, "True, False or 'never'")
+    if do_sample and num_beams > 1:
+        raise UsageError(f"do_sample=True and num_beams={num_beams}: beams are not sampled", help="choose one of them")
+    if not do_sample and (temperature != 1 or top_k is not None or top_p is not None):
+        raise UsageError("temperature, top_k and top_p shape what is drawn, and do_sample is False", help="set it True")
+
+    given = config.eos_token_id if eos_token_id is None else eos_token_id
+    eos = (given,) if isinstance(given, int) else tuple(given or ())
+    pad = config.pad_token_id if pad_token_id is None else pad_token_id
+    sequences = tuple(
+        (one,) if isinstance(one, int) else tuple(one) for one in ((stop,) if isinstance(stop, int) else stop or ())
+    )
+    if () in sequences:
+        raise UsageError("stop has an empty sequence, which every text ends with", help="leave it out")
+    if pad is None and eos:
+        pad = eos[0]
+    if pad is None and sequences and len(input_ids) > 1:
+        raise UsageError("rows that stop early need padding, and the config has none", help="give pad_token_id")
+
+    new = _new_tokens(model, input_ids.shape[1], max_new_tokens, max_length)
+    if min_new_tokens > new:
+        _refuse("min_new_tokens", min_new_tokens, f"at most the {new} new tokens that there may be")
+    return Settings(
+        max_new_tokens=new,
+        min_new_tokens=min_new_tokens,
+        do_sample=do_sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
+        repetition_penalty=repetition_penalty,
+        eos=eos,
+        pad=pad,
+        stop=sequences,
+        generator=generator,
+        use_cache=use_cache,
+    )
+
+
+def _new_tokens(model: Any, prompt: int, new: int | None, total: int | None) -> int:
+    """The most tokens that may be new; a decoder behind an encoder begins with one, its start token."""
+    if new is not None and total is not None:
+        raise UsageError(f"max_new_tokens={new} and max_length={total}", help="give one of them")
+    if new is not None:
+        _whole("max_new_tokens", new, 1)
+    cross = model.config.is_encoder_decoder
+    begins = 1 if cross else prompt
+    if total is not None:
+        _whole("max_length", total, 1)
+        if total <= begins:
+            _refuse("max_length", total, f"more than the {begins} tokens it begins with", help="or max_new_tokens")
+        new = total - begins
+    table = None if cross else getattr(model.config, "max_position_embeddings", None)
+    if table is None:
+        return new or NEW_TOKENS
+    if prompt > table:
+        raise UsageError(
+            f"a prompt of {prompt} tokens, and the table of positions has {table}",
+            help="cut the prompt, or use a model with more positions",
+        )
+    if new is None:
+        return min(NEW_TOKENS, max(table - prompt, 1))
+    if prompt + new - 1 > table:  # the last token is not looked at again
+        raise UsageError(
+            f"a prompt of {prompt} tokens and {new} new ones, and the table of positions has {table}",
+            help=f"max_new_tokens={table - prompt + 1} at most, or a shorter prompt",
+        )
+    return new
+
+
+def checked_mask(mask: torch.Tensor | None, input_ids: torch.Tensor, settings: Settings, *, left: bool) -> Any:
+    """The prompts' mask (B, T), or `None` where every token counts. Without one, padding tokens in a decoder's
+    prompts (`left`) are padding, unless they end texts too; an encoder sees them all, as in transformers.
+
+    Raises:
+        UsageError: another shape, a row without a token, or (`left`) a row that ends in padding.
+    """
+    if mask is None:
+        if not left or settings.pad is None or settings.pad in settings.eos:
+            return None
+        mask = input_ids != settings.pad
+    if mask.shape != input_ids.shape:
+        raise UsageError(f"attention_mask {tuple(mask.shape)}: expected {tuple(input_ids.shape)}, as input_ids is")
+    mask = (mask != 0).to(input_ids.device)
+    if mask.all():
+        return None
+    if not mask.any(1).all():
+        row = int((~mask.any(1)).nonzero()[0])
+        raise UsageError(f"row {row} of the batch has no token, only padding", help="leave the row out")
+    if left and not mask[:, -1].all():
+        row = int((~mask[:, -1]).nonzero()[0])
+        raise UsageError(f"row {row} ends in padding: its next token would follow that", help="pad on the left")
+    return mask.long()
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        _refuse(name, value, f"a whole number from {least}")
+
+
+def _refuse(name: str, value: Any, expected: str, help: str | None = None) -> None:
+    raise UsageError(f"{name}={value!r}: expected {expected}", help=help)

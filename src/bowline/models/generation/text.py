@@ -1,0 +1,98 @@
+"""Text in, text out: a checkpoint with its own tokenizer. What the command line does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from bowline.errors import CheckpointError, UsageError
+from bowline.models.auto import class_at
+from bowline.models.generation.fill_mask import FilledMask, fill_mask
+from bowline.models.generation.mixin import GenerationMixin
+from bowline.models.tokenizer import Tokenizer
+
+__all__ = ["filled_text", "text_pieces"]
+
+
+def text_pieces(
+    path: str | os.PathLike[str], text: str, *, device: str = "cpu", seed: int | None = None, **options: Any
+) -> Iterator[str]:
+    """The text and what follows it, piece by piece as it comes; behind an encoder, what follows alone.
+
+    `options` are those of `GenerationMixin.generate`; beams come as one piece.
+
+    Raises:
+        UsageError: a model that does not generate, no tokenizer, a text without tokens, a device that is not there.
+        CheckpointError: a checkpoint that lacks a part of the model, which would be drawn at random.
+    """
+    cls = class_at(path)
+    if not issubclass(cls, GenerationMixin):
+        raise UsageError(
+            f"{os.fspath(path)}: a {cls.__name__} has no head for next tokens", help="`bowline fill-mask` is for BERT"
+        )
+    tokenizer = Tokenizer.from_pretrained(path)
+    ids = tokenizer.encode(text)
+    if not ids:
+        raise UsageError(f"{text!r} has no tokens", help="give a text to go on from")
+    model = _whole(cls, path, device)
+    if seed is not None:
+        options["generator"] = torch.Generator(model.device).manual_seed(seed)
+    prompt = torch.tensor([ids], device=model.device)
+    options["attention_mask"] = torch.ones_like(prompt)  # the text is all there is: nothing in it is padding
+    cross = model.config.is_encoder_decoder
+    if options.get("num_beams", 1) == 1:
+        new: Any = model.stream(prompt, **options)
+    else:
+        new = model.generate(prompt, **options)[0, 1 if cross else len(ids) :].tolist()
+    return _pieces(tokenizer, new, "" if cross else text, [] if cross else ids)
+
+
+def filled_text(path: str | os.PathLike[str], text: str, *, top_k: int = 5, device: str = "cpu") -> list[FilledMask]:
+    """`fill_mask` with the model and the tokenizer of a checkpoint.
+
+    Raises:
+        UsageError: a model that fills no masks, no tokenizer, no mask in the text, a device that is not there.
+        CheckpointError: a checkpoint that lacks a part of the model, which would be drawn at random.
+    """
+    cls = class_at(path)
+    if cls.__name__ == "BertForPreTraining":  # both of its heads are in the file; one is of use here
+        from bowline.models.bert import BertForMaskedLM
+
+        cls = BertForMaskedLM
+    if issubclass(cls, GenerationMixin) or cls.output_embeddings is None:
+        raise UsageError(
+            f"{os.fspath(path)}: a {cls.__name__} has no head for masks", help="`bowline generate` is for GPT-2 and T5"
+        )
+    tokenizer = Tokenizer.from_pretrained(path)
+    return fill_mask(_whole(cls, path, device), text, tokenizer, top_k)
+
+
+def _pieces(tokenizer: Tokenizer, new: Any, text: str, ids: list[int]) -> Iterator[str]:
+    if text:
+        yield text
+    yield from tokenizer.pieces(new, after=ids)
+
+
+def _whole(cls: type[Any], path: str | os.PathLike[str], device: str) -> Any:
+    model, info = cls.from_pretrained(path, device=_device(device), output_loading_info=True)
+    if info.missing_keys:
+        raise CheckpointError(
+            f"{os.fspath(path)}: has no {info.missing_keys[0]}"
+            f"{f' and {len(info.missing_keys) - 1} more' if len(info.missing_keys) > 1 else ''}, which "
+            f"{cls.__name__} would draw at random",
+            help="its answers would mean nothing: train the head first, or take a checkpoint that has one",
+        )
+    return model
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch has both for a device that is not there
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"device {name!r}: {reason}", help="cpu is always there") from None
+    return device

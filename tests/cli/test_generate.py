@@ -1,0 +1,176 @@
+"""`bowline generate` and `bowline fill-mask`, from files to text."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from typer.testing import CliRunner
+
+from bowline.cli import app
+from bowline.cli.generate import generate, shown
+from bowline.errors import CheckpointError, UsageError
+from bowline.models.generation.text import filled_text
+from bowline.models.gpt2 import GPT2Config, GPT2LMHeadModel, GPT2Model
+from bowline.models.tokenizer import Tokenizer
+
+TEXT = "the knot holds and does not slip"
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("gpt2")
+    made = tokenizers.ByteLevelBPETokenizer()
+    made.train_from_iterator([TEXT], vocab_size=280, special_tokens=["<|endoftext|>"], show_progress=False)
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=made.get_vocab_size(), n_embd=16, n_layer=1, n_head=2, n_positions=64, eos_token_id=0,
+        initializer_range=0.3,
+    )  # fmt: skip
+    GPT2LMHeadModel(config).save_pretrained(directory)
+    made.save_model(str(directory))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    module = pytest.importorskip("bowline.models.bert")
+    directory = tmp_path_factory.mktemp("bert")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *TEXT.split()]
+    torch.manual_seed(0)
+    config = module.BertConfig(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    module.BertForMaskedLM(config).save_pretrained(directory)
+    (directory / "vocab.txt").write_text("\n".join(words))
+    return directory
+
+
+def test_generate_prints_the_text_and_what_greedy_adds(gpt2: Path) -> None:
+    tokenizer = Tokenizer.from_pretrained(gpt2)
+    model = GPT2LMHeadModel.from_pretrained(gpt2)
+    prompt = torch.tensor([tokenizer.encode(TEXT)])
+    expected = tokenizer.decode(model.generate(prompt, max_new_tokens=12)[0].tolist())
+    assert run("generate", str(gpt2), TEXT, "--max-new-tokens", "12") == expected + "\n"
+    beams = tokenizer.decode(model.generate(prompt, max_new_tokens=12, num_beams=3)[0].tolist())
+    assert run("generate", str(gpt2), TEXT, "--max-new-tokens", "12", "--num-beams", "3") == beams + "\n"
+
+
+def test_draws_begin_with_a_temperature_and_are_repeated_by_a_seed(gpt2: Path) -> None:
+    def drawn(*more: str) -> str:
+        return run("generate", str(gpt2), TEXT, "--max-new-tokens", "20", *more)
+
+    assert drawn("--temperature", "3", "--seed", "1") == drawn("--temperature", "3", "--seed", "1")
+    assert drawn("--temperature", "3", "--seed", "1") != drawn("--temperature", "3", "--seed", "2")
+    assert drawn("--top-k", "1") == drawn() == drawn("--top-p", "0.000001")
+
+
+def test_a_terminal_is_given_pieces_that_make_the_same_text(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run("generate", str(gpt2), TEXT, "--max-new-tokens", "12")
+    pieces: list[str] = []
+
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    module = sys.modules["bowline.cli.generate"]
+    monkeypatch.setattr(module, "sys", type("Sys", (), {"stdout": Terminal()}))
+    monkeypatch.setattr(module.typer, "echo", lambda text="", nl=True: pieces.append(text + "\n" * nl))
+    generate(str(gpt2), TEXT, max_new_tokens=12)
+    assert len(pieces) > 5
+    assert "".join(pieces) == "".join(shown(char) for char in whole)
+
+
+def test_a_terminal_is_never_given_what_moves_its_cursor() -> None:
+    assert shown("a\tb\nc\x1b[2J\r") == "a\tb\nc\\x1b[2J\\r"
+
+
+def test_fill_mask_lists_the_likeliest_tokens_of_each_mask(bert: Path) -> None:
+    text = "the [MASK] holds [MASK]"
+    content = json.loads(run("fill-mask", str(bert), text, "--top-k", "3", "--output-format", "json"))
+    assert content["version"] == 1
+    assert [mask["position"] for mask in content["masks"]] == [2, 4]
+    from bowline.models.auto import load
+
+    tokenizer = Tokenizer.from_pretrained(bert)
+    with torch.no_grad():
+        logits = load(bert)(torch.tensor([tokenizer.encode(text)])).logits[0].double()
+    for mask in content["masks"]:
+        probabilities, tokens = logits[mask["position"]].softmax(-1).topk(3)
+        assert [one["token_id"] for one in mask["candidates"]] == tokens.tolist()
+        assert [one["token"] for one in mask["candidates"]] == [tokenizer.token(int(token)) for token in tokens]
+        assert [one["probability"] for one in mask["candidates"]] == pytest.approx(probabilities.tolist(), rel=1e-5)
+    table = run("fill-mask", str(bert), text).splitlines()
+    assert len(table) == 12
+    assert table[0] == "mask 1, token 2 of the text"
+    assert all("%" in line for line in table[1:6])
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        run(*arguments)
+    return str(caught.value)
+
+
+def test_what_cannot_run_says_why(gpt2: Path, tmp_path: Path) -> None:
+    where = str(gpt2)
+    assert "no head for masks" in refused("fill-mask", where, "a [MASK]")
+    assert "has no tokens" in refused("generate", where, "")
+    assert "--seed 1, and nothing is drawn" in refused("generate", where, TEXT, "--seed", "1")
+    assert "top_p=2.0" in refused("generate", where, TEXT, "--top-p", "2")
+    assert "device 'nowhere'" in refused("generate", where, TEXT, "--device", "nowhere")
+    assert "the table of positions has 64" in refused("generate", where, TEXT, "--max-new-tokens", "400")
+    model = GPT2LMHeadModel.from_pretrained(gpt2)
+    model.save_pretrained(tmp_path)
+    assert "no tokenizer" in refused("generate", str(tmp_path), TEXT)
+    GPT2Model(model.config).save_pretrained(tmp_path)
+    assert "no head for next tokens" in refused("generate", str(tmp_path), TEXT)
+
+
+def test_what_bert_cannot_do_says_why(bert: Path) -> None:
+    assert "no [MASK] in the text" in refused("fill-mask", str(bert), "the knot")
+    assert "top_k=0" in refused("fill-mask", str(bert), "the [MASK]", "--top-k", "0")
+    assert "no head for next tokens" in refused("generate", str(bert), TEXT)
+
+
+@pytest.mark.parametrize("verb", ["generate", "fill-mask"])
+def test_without_torch_the_exit_code_is_2_and_the_message_says_what_to_install(verb: str, gpt2: Path) -> None:
+    code = f"import sys; sys.modules['torch'] = None; sys.argv = ['bowline', {verb!r}, {str(gpt2)!r}, 'a']"
+    code += "; from bowline.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: bowline {verb} needs torch, which is not installed (help: pip install 'bowline[torch]')\n"
+    )
+
+
+def test_a_pipe_gets_the_text_and_nothing_else(gpt2: Path) -> None:
+    command: list[Any] = [sys.executable, "-m", "bowline", "generate", gpt2, TEXT, "--max-new-tokens", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(TEXT)
+
+
+def test_a_head_that_is_not_in_the_file_is_not_drawn_to_answer_with(bert: Path, tmp_path: Path) -> None:
+    module = pytest.importorskip("bowline.models.bert")
+    model = module.BertForMaskedLM.from_pretrained(bert)
+    model.bert.save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text((bert / "vocab.txt").read_text())
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["BertForMaskedLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        CheckpointError, match=r"has no cls\.predictions\..* which BertForMaskedLM would draw at random"
+    ):
+        filled_text(tmp_path, "the [MASK] holds")
