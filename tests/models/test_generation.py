@@ -257,6 +257,34 @@ def test_t5_streams_and_needs_no_cache() -> None:
 # --- without positions ----------------------------------------------------------------------------------------------
 
 
+class LSTMForTransformers(transformers.PreTrainedModel, transformers.GenerationMixin):
+    """Our LSTM given to transformers' own search, which reads the whole text again at every step."""
+
+    config_class = transformers.PretrainedConfig
+    main_input_name = "input_ids"
+
+    def __init__(self, model: Any) -> None:
+        options: dict[str, Any] = {"vocab_size": VOCAB, "use_cache": False}
+        config = transformers.PretrainedConfig(**options)
+        super().__init__(config)
+        self.model = model
+        self.generation_config = transformers.GenerationConfig(eos_token_id=1, pad_token_id=PAD, use_cache=False)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **more: Any) -> Any:
+        logits = self.model(input_ids, attention_mask=attention_mask).logits
+        return transformers.modeling_outputs.CausalLMOutput(logits=logits)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 4, "length_penalty": 2.0}])
+def test_the_lstm_is_searched_as_transformers_would_search_it_for_64_tokens(options: dict[str, Any]) -> None:
+    lstm = pytest.importorskip("bowline.models.lstm")
+    torch.manual_seed(5)
+    config = lstm.LSTMConfig(vocab_size=VOCAB, hidden_size=16, initializer_range=1.0, eos_token_id=1, pad_token_id=PAD)
+    model = lstm.LSTMLMHeadModel(config).eval()
+    got = same(model, LSTMForTransformers(model), prompts(), max_new_tokens=NEW, **options)
+    assert len(set(got[:, 9:].flatten().tolist())) > 5
+
+
 def test_the_lstm_generates_the_same_with_its_state_and_without() -> None:
     lstm = pytest.importorskip("bowline.models.lstm")
     torch.manual_seed(0)
