@@ -243,8 +243,10 @@ class GPT2Model(GPT2PreTrainedModel):
         states = [x]
         for block in self.h:
             x = self._run(block, x, mask, cache)
-            states.append(x)
-        states[-1] = x = self.ln_f(x)
+            if output_hidden_states:
+                states.append(x)
+        x = self.ln_f(x)
+        states[-1] = x
         hidden_states = tuple(states) if output_hidden_states else None
         return BaseOutput(last_hidden_state=x, past_key_values=cache, hidden_states=hidden_states)
 

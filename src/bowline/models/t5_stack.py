@@ -71,6 +71,8 @@ class T5LayerNorm(nn.Module):
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         plain = x.dtype is self.weight.dtype and x.dtype in (torch.float32, torch.float64)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if plain and not traced and not torch.is_grad_enabled():  # nothing to keep: the fewest calls
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         if plain and not traced:
             return _Normed.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return self.weight * (x * _inverse(x, self.eps)).to(self.weight.dtype)
@@ -227,8 +229,10 @@ class T5Stack(nn.Module):
         states = [x]
         for block in self.block:
             x = run(block, x, bias, memory, memory_bias, cache)
-            states.append(x)
-        states[-1] = x = self.dropout(self.final_layer_norm(x))
+            if output_hidden_states:
+                states.append(x)
+        x = self.dropout(self.final_layer_norm(x))
+        states[-1] = x
         hidden_states = tuple(states) if output_hidden_states else None
         return BaseOutput(last_hidden_state=x, past_key_values=cache, hidden_states=hidden_states)
 
