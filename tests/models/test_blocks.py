@@ -13,7 +13,6 @@ from bowline.models.blocks import (
     ACTIVATIONS,
     activation,
     attend,
-    attention_mask,
     check_embeds,
     check_ids,
     check_labels,
@@ -22,6 +21,7 @@ from bowline.models.blocks import (
     prune_linear,
     shifted,
     split_heads,
+    visible_keys,
 )
 
 CPU = torch.device("cpu")
@@ -85,16 +85,16 @@ def test_attention_under_any_mask_is_the_softmax_of_what_is_seen(data: st.DataOb
                 if mask is not None:
                     row = mask[b if mask.shape[0] > 1 else 0]
                     seen[b, q, k] &= bool(row[k] if form == "2d" else row.reshape(queries, keys)[q, k])
-    built = attention_mask(mask, batch, queries, keys, causal=causal, device=CPU)
+    built = visible_keys(mask, batch, queries, keys, causal=causal, device=CPU)
     mixed = attend(query, key, value, built, causal=causal and queries == keys, scale=0.3)
     assert torch.allclose(mixed, by_definition(query, key, value, seen[:, None], 0.3), atol=1e-12)
 
 
 def test_no_mask_is_made_where_torch_needs_none() -> None:
-    assert attention_mask(None, 2, 5, 5, causal=True, device=CPU) is None
-    assert attention_mask(None, 2, 1, 9, causal=True, device=CPU) is None
-    assert attention_mask(None, 2, 3, 9, causal=False, device=CPU) is None
-    assert attention_mask(None, 2, 3, 9, causal=True, device=CPU) is not None
+    assert visible_keys(None, 2, 5, 5, causal=True, device=CPU) is None
+    assert visible_keys(None, 2, 1, 9, causal=True, device=CPU) is None
+    assert visible_keys(None, 2, 3, 9, causal=False, device=CPU) is None
+    assert visible_keys(None, 2, 3, 9, causal=True, device=CPU) is not None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_no_mask_is_made_where_torch_needs_none() -> None:
 )
 def test_a_mask_of_another_shape_is_refused_with_both(shape: tuple[int, ...]) -> None:
     with pytest.raises(UsageError) as caught:
-        attention_mask(torch.ones(shape), 2, 5, 5, causal=True, device=CPU)
+        visible_keys(torch.ones(shape), 2, 5, 5, causal=True, device=CPU)
     assert str(shape) in caught.value.message
     assert "(2, 5)" in caught.value.message
 

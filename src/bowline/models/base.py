@@ -7,7 +7,7 @@ about ties, state and vocabularies is `bowline.nn`'s.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
@@ -38,6 +38,10 @@ class PreTrainedModel(nn.Module):
     input_embeddings: ClassVar[str] = ""
     output_embeddings: ClassVar[str | None] = None
     _keys_to_ignore_on_load_unexpected: ClassVar[tuple[str, ...]] = ()
+    accepts_loss_kwargs: ClassVar[bool] = False
+    """For transformers' Trainer: the loss is the mean of the batch that it is given."""
+    stand_ins: ClassVar[Mapping[str, str]] = {}
+    """{name: another}: where a file has no tensor of the first name, the second's is meant."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -116,14 +120,20 @@ class PreTrainedModel(nn.Module):
 
         Raises:
             TieError: a table of another shape, which a tied head cannot follow; the model is as it was.
+            UsageError: no module with a weight.
         """
+        _check_end(new)
         before = self.get_input_embeddings()
-        self._set_module(self.input_embeddings, new)
+        self._put_table(new)
         try:
             self.tie_weights()
         except TieError:
-            self._set_module(self.input_embeddings, before)
+            self._put_table(before)
             raise
+
+    def _put_table(self, new: nn.Module) -> None:
+        """The table under every name that the model has for it."""
+        self._set_module(self.input_embeddings, new)
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The head that makes logits, or `None` where the class has none."""
@@ -133,6 +143,7 @@ class PreTrainedModel(nn.Module):
         """Another head in its place. Under a true flag the next `tie_weights` makes it the table's again."""
         if self.output_embeddings is None:
             raise UsageError(f"{type(self).__name__} has no head for tokens", help="choose a class that has one")
+        _check_end(new)
         self._set_module(self.output_embeddings, new)
 
     def _set_module(self, name: str, new: nn.Module) -> None:
@@ -181,6 +192,10 @@ class PreTrainedModel(nn.Module):
         Raises:
             UsageError: a layer or head that is not there, or a layer left without any.
         """
+        if not isinstance(heads_to_prune, Mapping) or not all(
+            isinstance(heads, Collection) and not isinstance(heads, str) for heads in heads_to_prune.values()
+        ):
+            raise UsageError(f"heads_to_prune={heads_to_prune!r:.60}: expected {{layer: [head, ...]}}")
         before = {at: set(heads) for at, heads in self.config.pruned_heads.items()}
         wanted = {at: set(heads) for at, heads in heads_to_prune.items()}
         merged = {at: sorted(before.get(at, set()) | wanted.get(at, set())) for at in sorted({*before, *wanted})}
@@ -239,10 +254,10 @@ class PreTrainedModel(nn.Module):
         self, hidden: torch.Tensor, head: Any, labels: torch.Tensor | None, *, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits (B, T, V) of hidden (B, T, D), and the mean cross entropy where there are `labels` (B, T)."""
-        masked = self.config.masked_ids
+        options = {"bias": bias, "logit_scale": self.config.logit_scale, "mask_ids": self.config.masked_ids}
         if labels is None:
-            return linear_logits(hidden, head.weight, bias=bias, mask_ids=masked), None
-        loss, logits = linear_cross_entropy(hidden, head.weight, labels, bias=bias, mask_ids=masked, return_logits=True)
+            return linear_logits(hidden, head.weight, **options), None
+        loss, logits = linear_cross_entropy(hidden, head.weight, labels, **options, return_logits=True)
         return logits, loss
 
     # --- files --------------------------------------------------------------------------------------------------------
@@ -262,3 +277,8 @@ class PreTrainedModel(nn.Module):
     def save_pretrained(self, directory: str | os.PathLike[str], *, max_shard_size: str | int = "5GB") -> None:
         """`bowline.nn.save_checkpoint`: files that this class and transformers' class of the same name load alike."""
         save_checkpoint(self, directory, max_shard_size=max_shard_size)
+
+
+def _check_end(new: Any) -> None:
+    if not isinstance(new, nn.Module) or not isinstance(getattr(new, "weight", None), torch.Tensor):
+        raise UsageError(f"{type(new).__name__}: expected a module with a weight, as nn.Embedding or nn.Linear")

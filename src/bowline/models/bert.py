@@ -21,7 +21,6 @@ Not built: decoders, cross-attention, relative positions; a config that asks for
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -30,11 +29,23 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from bowline.errors import UsageError
 from bowline.models.base import PreTrainedModel
-from bowline.models.blocks import activation, attend, attention_mask, check_embeds, check_ids, prune_linear, split_heads
-from bowline.models.config import PreTrainedConfig
+from bowline.models.blocks import (
+    activation,
+    attend,
+    check_beside,
+    check_embeds,
+    check_ids,
+    check_labels,
+    check_tensor,
+    classified,
+    looked_up,
+    prune_linear,
+    split_heads,
+    visible_keys,
+)
+from bowline.models.config import PreTrainedConfig, frozen
 from bowline.models.outputs import BaseOutput, ClassifierOutput, LMOutput, PreTrainingOutput
 from bowline.nn.heads import MLMHead
-from bowline.nn.loss import linear_cross_entropy
 
 __all__ = [
     "BertConfig",
@@ -47,7 +58,7 @@ __all__ = [
 REGRESSION, SINGLE, MULTI = "regression", "single_label_classification", "multi_label_classification"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class BertConfig(PreTrainedConfig):
     """BERT base, uncased, unless other values are given."""
 
@@ -75,7 +86,8 @@ class BertConfig(PreTrainedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_sizes("num_hidden_layers", "intermediate_size", "max_position_embeddings", "type_vocab_size")
+        self.check_depth("num_hidden_layers")
+        self.check_sizes("intermediate_size", "max_position_embeddings", "type_vocab_size")
         self.check_heads("hidden_size", "num_attention_heads")
         self.check_numbers("hidden_dropout_prob", "attention_probs_dropout_prob", high=1.0)
         self.check_numbers("layer_norm_eps", "initializer_range")
@@ -237,7 +249,7 @@ class BertModel(BertPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         output_hidden_states: bool = False,
     ) -> BaseOutput:
-        """`attention_mask` as `blocks.attention_mask` has it; `token_type_ids` are 0 unless given, and positions count.
+        """`attention_mask` as `blocks.visible_keys` has it; `token_type_ids` are 0 unless given, and positions count.
 
         Raises:
             UsageError: ids, positions or a mask that do not fit.
@@ -246,7 +258,7 @@ class BertModel(BertPreTrainedModel):
             raise UsageError("input_ids and inputs_embeds: expected one of them")
         if inputs_embeds is None:
             check_ids(input_ids, self.config.vocab_size)  # type: ignore[arg-type]
-            inputs_embeds = self.embeddings.word_embeddings(input_ids)
+            inputs_embeds = looked_up(self.embeddings.word_embeddings, input_ids, self.config.embed_scale)  # type: ignore[arg-type]
         check_embeds(inputs_embeds, self.config.hidden_size)
         batch, length = inputs_embeds.shape[:2]
         device, places = inputs_embeds.device, self.config.max_position_embeddings
@@ -258,12 +270,12 @@ class BertModel(BertPreTrainedModel):
                 )
             position_ids = torch.arange(length, device=device)[None]
         else:
-            _check_beside(position_ids, batch, length, places, "position_ids")
+            check_beside(position_ids, batch, length, places, "position_ids")
         if token_type_ids is None:
             token_type_ids = torch.zeros_like(position_ids)
         else:
-            _check_beside(token_type_ids, batch, length, self.config.type_vocab_size, "token_type_ids")
-        mask = _mask(attention_mask, batch, length, device)
+            check_beside(token_type_ids, batch, length, self.config.type_vocab_size, "token_type_ids")
+        mask = visible_keys(attention_mask, batch, length, length, causal=False, device=device)
         x = self.embeddings(inputs_embeds, position_ids, token_type_ids)  # (B, T, D)
         states = [x]
         for layer in self.encoder.layer:
@@ -280,16 +292,6 @@ class BertModel(BertPreTrainedModel):
         for layer, some in heads.items():
             attention = self.encoder.layer[layer].attention
             attention.prune(some)  # type: ignore[operator, union-attr]
-
-
-def _check_beside(ids: torch.Tensor, batch: int, length: int, size: int, what: str) -> None:
-    check_ids(ids, size, what)
-    if ids.shape[0] not in (1, batch) or ids.shape[1] != length:
-        raise UsageError(f"{what} {tuple(ids.shape)}: expected {(batch, length)}, a number for each token")
-
-
-def _mask(mask: torch.Tensor | None, batch: int, length: int, device: torch.device) -> torch.Tensor | None:
-    return attention_mask(mask, batch, length, length, causal=False, device=device)
 
 
 class BertHeads(nn.Module):
@@ -311,6 +313,8 @@ class BertWithMLMHead(BertPreTrainedModel):
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
     output_embeddings = "cls.predictions.decoder"
+    stand_ins: ClassVar = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
+    """transformers 4 has one bias, untied too, and its files hold it under the second name alone."""
     bert: BertModel
     cls: BertHeads
 
@@ -330,6 +334,8 @@ class BertWithMLMHead(BertPreTrainedModel):
         self.cls.predictions.bias = bias
 
     def _predict(self, hidden: torch.Tensor, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if labels is not None:
+            check_labels(labels, hidden.shape[:-1], self.config.vocab_size)
         head = self.cls.predictions
         return self._logits_and_loss(head.transform(hidden), head.decoder, labels, bias=head.decoder.bias)
 
@@ -384,7 +390,9 @@ class BertForPreTraining(BertWithMLMHead):
         """
         base = self.bert(input_ids, **inputs)
         logits, of_tokens = self._predict(base.last_hidden_state, labels)
-        relation, of_sentences = _classify(self.cls.seq_relationship, base.pooler_output, next_sentence_label)
+        relation, of_sentences = classified(
+            self.cls.seq_relationship, base.pooler_output, next_sentence_label, "next_sentence_label"
+        )
         losses = [loss for loss in (of_tokens, of_sentences) if loss is not None]
         return PreTrainingOutput(
             loss=sum(losses[1:], losses[0]) if losses else None,
@@ -416,10 +424,12 @@ class BertForSequenceClassification(BertPreTrainedModel):
         Raises:
             UsageError: labels of another shape.
         """
+        if labels is not None:
+            check_tensor(labels, "labels")
         base = self.bert(input_ids, **inputs)
         pooled = self.dropout(base.pooler_output)
         if labels is None or self._problem(labels) == SINGLE:
-            logits, loss = _classify(self.classifier, pooled, labels)
+            logits, loss = classified(self.classifier, pooled, labels)
             return ClassifierOutput(loss=loss, logits=logits, hidden_states=base.hidden_states)
         logits = self.classifier(pooled)
         if labels.numel() != logits.numel() or (labels.shape != logits.shape and self.config.num_labels > 1):
@@ -434,14 +444,3 @@ class BertForSequenceClassification(BertPreTrainedModel):
         if self.config.num_labels == 1:
             return REGRESSION
         return SINGLE if labels.dtype in (torch.int64, torch.int32) else MULTI
-
-
-def _classify(
-    head: nn.Linear, pooled: torch.Tensor, labels: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Logits (B, C), and the mean cross entropy of the classes `labels`, (B,) or (B, 1)."""
-    if labels is None:
-        return head(pooled), None
-    classes = labels.reshape(-1).long()
-    loss, logits = linear_cross_entropy(pooled, head.weight, classes, bias=head.bias, return_logits=True)
-    return logits, loss

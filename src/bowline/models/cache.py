@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-__all__ = ["KVCache"]
+from bowline.errors import UsageError
+
+__all__ = ["KVCache", "check_cache"]
 
 ROOM = 64
 """Positions that a buffer is longer than what it holds."""
@@ -24,6 +28,11 @@ class KVCache:
     def __len__(self) -> int:
         """The number of tokens seen."""
         return self._lengths.get(0, 0)
+
+    @property
+    def rows(self) -> int | None:
+        """B, or `None` before the first token."""
+        return self._layers[0][0].shape[0] if 0 in self._layers else None
 
     def get_seq_length(self) -> int:
         """`len(cache)`, by the name that transformers gives it."""
@@ -55,3 +64,21 @@ class KVCache:
         """Row i becomes what row `rows[i]` was: beams that are followed and beams that are dropped."""
         self._layers = {at: (k.index_select(0, rows), v.index_select(0, rows)) for at, (k, v) in self._layers.items()}
         self.fixed = {at: (k.index_select(0, rows), v.index_select(0, rows)) for at, (k, v) in self.fixed.items()}
+
+
+def check_cache(cache: Any, batch: int) -> None:
+    """What a model was given as `past_key_values`: a `KVCache`, empty or of as many rows as the batch has.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if not isinstance(cache, KVCache):
+        raise UsageError(
+            f"past_key_values is a {type(cache).__name__}, expected a KVCache",
+            help="use_cache=True returns one: past_key_values of the output",
+        )
+    if cache.rows not in (None, batch):
+        raise UsageError(
+            f"past_key_values has {cache.rows} rows and the input {batch}: expected as many",
+            help="cache.reorder(rows) picks and repeats rows",
+        )

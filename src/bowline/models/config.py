@@ -8,22 +8,42 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from bowline.checkpoint import open_checkpoint
 from bowline.checkpoint.strict_json import loads
 from bowline.errors import ConfigError, UsageError
 
-__all__ = ["PreTrainedConfig"]
+__all__ = ["PreTrainedConfig", "frozen"]
+
+T = TypeVar("T")
 
 ALWAYS = ("vocab_size", "tie_word_embeddings", "pad_token_id", "eos_token_id", "bos_token_id")
 """Keys that a file states even where they have their defaults: another reader's defaults may differ."""
+MOST = 2**31 - 1
+"""The largest size: tensors of more do not exist, and the product of two still has a number in torch."""
+DEEPEST = 10_000
+"""The most layers."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def frozen(cls: type[T]) -> type[T]:
+    """A frozen dataclass, but for `use_cache`, which says nothing of the model: transformers' Trainer sets it."""
+    made = dataclass(frozen=True, kw_only=True)(cls)
+    made.__setattr__ = _set  # type: ignore[method-assign]
+    return made
+
+
+def _set(self: Any, name: str, value: Any) -> None:
+    if name != "use_cache":
+        raise FrozenInstanceError(f"config.{name}: a config is not changed; config.updated({name}=...) is a copy")
+    object.__setattr__(self, name, value)
+
+
+@frozen
 class PreTrainedConfig:
     """What all families have. Keys and defaults are transformers'; a key that no field stands for is kept in `extra`.
 
@@ -48,6 +68,10 @@ class PreTrainedConfig:
     decoder_start_token_id: int | None = None
     pad_logit: str = "keep"
     """`"mask"`: the padding token's logit is -inf, in the loss and in generation, so that its row stays zero."""
+    embed_scale: float = 1.0
+    """What looked-up embeddings are multiplied by. Part of how a model is drawn: `bowline.recipes`."""
+    logit_scale: float = 1.0
+    """What logits are multiplied by, beside what the family does."""
     num_labels: int = 2
     problem_type: str | None = None
     pruned_heads: Mapping[int, list[int]] = field(default_factory=dict)
@@ -59,8 +83,8 @@ class PreTrainedConfig:
 
     def __post_init__(self) -> None:
         self.check_sizes("vocab_size", "num_labels")
-        if not isinstance(self.tie_word_embeddings, bool):
-            self.refuse("tie_word_embeddings", "true or false")
+        self.check_flags("tie_word_embeddings", "use_cache", "is_encoder_decoder")
+        self.check_numbers("embed_scale", "logit_scale")
         if self.pad_logit not in ("keep", "mask"):
             self.refuse("pad_logit", "'keep' or 'mask'")
         if self.pad_logit == "mask" and self.pad_token_id is None:
@@ -86,17 +110,25 @@ class PreTrainedConfig:
                 )
 
     def check_sizes(self, *names: str) -> None:
-        """Each of them a whole number from 1."""
+        """Each of them a whole number from 1 to `MOST`: a larger one is refused before anything is built."""
         for name in names:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                self.refuse(name, "a whole number from 1")
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+                self.refuse(name, f"a whole number from 1 to {MOST}")
+
+    def check_depth(self, *names: str) -> None:
+        """Each of them a number of layers, which are built one by one: from 1 to `DEEPEST`."""
+        for name in names:
+            self.check_sizes(name)
+            if getattr(self, name) > DEEPEST:
+                self.refuse(name, f"a number of layers from 1 to {DEEPEST}")
 
     def check_numbers(self, *names: str, low: float = 0.0, high: float = math.inf) -> None:
         """Each of them a number from `low` to `high`: `high=1.0` for dropout."""
         for name in names:
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not low <= value <= min(high, 2.0**63):
                 self.refuse(name, f"a number from {low:g}" + (f" to {high:g}" if high < math.inf else ""))
 
     def check_heads(self, width: str, heads: str) -> None:
@@ -104,6 +136,12 @@ class PreTrainedConfig:
         self.check_sizes(width, heads)
         if getattr(self, width) % getattr(self, heads):
             self.refuse(width, f"a multiple of {heads}, which is {getattr(self, heads)}")
+
+    def check_flags(self, *names: str) -> None:
+        """Each of them true or false."""
+        for name in names:
+            if not isinstance(getattr(self, name), bool):
+                self.refuse(name, "true or false")
 
     def refuse(self, name: str, expected: str) -> None:
         """Raise a `ConfigError` about one key."""
@@ -154,6 +192,8 @@ class PreTrainedConfig:
             ConfigError: a value that means nothing, a required key that is missing, or one key under two names that
                 disagree.
         """
+        if not isinstance(content, Mapping):
+            raise ConfigError(f"a config of type {type(content).__name__}: expected an object, {{key: value}}")
         known = {one.name for one in fields(cls)} - {"extra"}
         values: dict[str, Any] = {}
         extra: dict[str, Any] = {}
@@ -184,6 +224,8 @@ class PreTrainedConfig:
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
         """The config of a checkpoint: a directory, which need not have weights, a file of one, or a Hub repository."""
+        if not isinstance(path, (str, os.PathLike)):
+            raise UsageError(f"path={path!r:.60}: expected a directory, a file or org/name")
         alone = Path(path) / "config.json" if Path(path).name != "config.json" else Path(path)
         if alone.is_file():
             content = loads(alone.read_bytes(), str(alone), allow_nonfinite=True)
@@ -215,13 +257,14 @@ class PreTrainedConfig:
         return (*ALWAYS, *(one.name for one in fields(cls) if one.name not in base))
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
-        """Write `config.json` into `directory`."""
+        """Write `config.json` into `directory`, which is made where it is not there."""
+        Path(directory).mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.to_dict(), indent=2, sort_keys=True)
         (Path(directory) / "config.json").write_text(text + "\n")
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _is_required(one: Any) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -23,17 +22,20 @@ from bowline.models.base import PreTrainedModel
 from bowline.models.blocks import (
     activation,
     attend,
-    attention_mask,
+    check_beside,
     check_embeds,
     check_ids,
+    check_kept,
     check_labels,
+    looked_up,
     packed_mask,
     prune_linear,
     shifted,
     split_heads,
+    visible_keys,
 )
-from bowline.models.cache import KVCache
-from bowline.models.config import PreTrainedConfig
+from bowline.models.cache import KVCache, check_cache
+from bowline.models.config import PreTrainedConfig, frozen
 from bowline.models.generation import GenerationMixin
 from bowline.models.outputs import BaseOutput, LMOutput
 from bowline.nn import LMHead
@@ -41,7 +43,7 @@ from bowline.nn import LMHead
 __all__ = ["GPT2Config", "GPT2LMHeadModel", "GPT2Model"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class GPT2Config(PreTrainedConfig):
     """GPT-2 small, unless other values are given."""
 
@@ -72,7 +74,9 @@ class GPT2Config(PreTrainedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_sizes("n_positions", "n_layer")
+        self.check_sizes("n_positions")
+        self.check_depth("n_layer")
+        self.check_flags("scale_attn_weights", "scale_attn_by_inverse_layer_idx")
         self.check_heads("n_embd", "n_head")
         if self.n_inner is not None:
             self.check_sizes("n_inner")
@@ -206,7 +210,7 @@ class GPT2Model(GPT2PreTrainedModel):
         use_cache: bool = False,
         output_hidden_states: bool = False,
     ) -> BaseOutput:
-        """`attention_mask` as `blocks.attention_mask` has it; positions that begin anew within a row tell packed
+        """`attention_mask` as `blocks.visible_keys` has it; positions that begin anew within a row tell packed
         sequences apart, where no mask is given.
 
         Raises:
@@ -216,9 +220,11 @@ class GPT2Model(GPT2PreTrainedModel):
             raise UsageError("input_ids and inputs_embeds: expected one of them")
         if inputs_embeds is None:
             check_ids(input_ids, self.config.vocab_size)  # type: ignore[arg-type]
-            inputs_embeds = self.wte(input_ids)
+            inputs_embeds = looked_up(self.wte, input_ids, self.config.embed_scale)  # type: ignore[arg-type]
         check_embeds(inputs_embeds, self.config.n_embd)
         batch, length = inputs_embeds.shape[:2]
+        if past_key_values is not None:
+            check_cache(past_key_values, batch)
         past = len(past_key_values) if past_key_values is not None else 0
         if position_ids is None:
             if past + length > self.config.n_positions:
@@ -228,18 +234,16 @@ class GPT2Model(GPT2PreTrainedModel):
                 )
             position_ids = torch.arange(past, past + length, device=inputs_embeds.device)[None]
         else:
-            check_ids(position_ids, self.config.n_positions, "position_ids")
-            _check_beside(position_ids, batch, length, "position_ids")
+            check_beside(position_ids, batch, length, self.config.n_positions, "position_ids")
             if attention_mask is None and not past:
                 attention_mask = packed_mask(position_ids)
         x = inputs_embeds + self.wpe(position_ids)
         if token_type_ids is not None:  # they are looked up in the table of words, as in OpenAI's fine-tuning
-            check_ids(token_type_ids, self.config.vocab_size, "token_type_ids")
-            _check_beside(token_type_ids, batch, length, "token_type_ids")
-            x = x + self.wte(token_type_ids)
+            check_beside(token_type_ids, batch, length, self.config.vocab_size, "token_type_ids")
+            x = x + looked_up(self.wte, token_type_ids, self.config.embed_scale)
         x = self.drop(x)  # (B, T, D)
         cache = past_key_values if past_key_values is not None else KVCache() if use_cache else None
-        mask = _mask(attention_mask, batch, length, past + length, x.device)
+        mask = visible_keys(attention_mask, batch, length, past + length, causal=True, device=x.device)
         states = [x]
         for block in self.h:
             x = self._run(block, x, mask, cache)
@@ -254,15 +258,6 @@ class GPT2Model(GPT2PreTrainedModel):
         for layer, some in heads.items():
             attention = self.h[layer].attn
             attention.prune(some)  # type: ignore[operator, union-attr]
-
-
-def _check_beside(ids: torch.Tensor, batch: int, length: int, what: str) -> None:
-    if ids.shape[0] not in (1, batch) or ids.shape[1] != length:
-        raise UsageError(f"{what} {tuple(ids.shape)}: expected {(batch, length)}")
-
-
-def _mask(mask: torch.Tensor | None, batch: int, queries: int, keys: int, device: torch.device) -> torch.Tensor | None:
-    return attention_mask(mask, batch, queries, keys, causal=True, device=device)
 
 
 class GPT2LMHeadModel(GPT2PreTrainedModel, GenerationMixin):
@@ -291,8 +286,7 @@ class GPT2LMHeadModel(GPT2PreTrainedModel, GenerationMixin):
 
         Of the logits only those of the last `logits_to_keep` positions are made, where that is not 0.
         """
-        if logits_to_keep < 0:
-            raise UsageError(f"logits_to_keep={logits_to_keep}: expected 0, for all, or a number of positions")
+        check_kept(logits_to_keep)
         base = self.transformer(input_ids, **inputs)
         targets = None
         if labels is not None:

@@ -14,7 +14,6 @@ layers and before the head. transformers has no such model: names and keys follo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -25,8 +24,16 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from bowline.errors import UsageError
 from bowline.models.base import PreTrainedModel
-from bowline.models.blocks import check_ids, shifted
-from bowline.models.config import PreTrainedConfig
+from bowline.models.blocks import (
+    check_embeds,
+    check_ids,
+    check_kept,
+    check_labels,
+    check_tensor,
+    looked_up,
+    shifted,
+)
+from bowline.models.config import PreTrainedConfig, frozen
 from bowline.models.generation import GenerationMixin
 from bowline.models.outputs import BaseOutput, LMOutput
 from bowline.nn import LMHead
@@ -36,7 +43,7 @@ __all__ = ["LSTMConfig", "LSTMLMHeadModel", "LSTMModel", "LSTMState", "LockedDro
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LSTMConfig(PreTrainedConfig):
     """Zaremba's medium model of Penn Treebank (2014), as Press and Wolf tied it, unless other values are given.
 
@@ -68,7 +75,10 @@ class LSTMConfig(PreTrainedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_sizes("hidden_size", "num_layers", *(["embedding_size"] if self.embedding_size is not None else []))
+        self.check_depth("num_layers")
+        self.check_numbers("initializer_range", "projection_penalty")
+        self.check_flags("head_bias")
+        self.check_sizes("hidden_size", *(["embedding_size"] if self.embedding_size is not None else []))
         for name in ("embd_pdrop", "hidden_pdrop", "output_pdrop"):
             if not isinstance(getattr(self, name), (int, float)) or not 0 <= getattr(self, name) < 1:
                 self.refuse(name, "a share from 0 to less than 1")
@@ -285,11 +295,10 @@ class LSTMModel(LSTMPreTrainedModel):
     def _embedded(self, ids: torch.Tensor | None, embeds: torch.Tensor | None) -> torch.Tensor:
         if ids is not None and embeds is None:
             check_ids(ids, self.config.vocab_size)
-            embeds = self.wte(ids)
+            embeds = looked_up(self.wte, ids, self.config.embed_scale)
         elif embeds is None or ids is not None:
             raise UsageError("input_ids and inputs_embeds: expected one of them")
-        if embeds.ndim != 3 or embeds.shape[2] != self.config.width or 0 in embeds.shape:
-            raise UsageError(f"inputs_embeds {tuple(embeds.shape)}: expected (batch, length, {self.config.width})")
+        check_embeds(embeds, self.config.width)
         return self.embd_drop(embeds)
 
     def _before(self, state: LSTMState, x: torch.Tensor) -> list[Pair]:
@@ -313,6 +322,7 @@ class LSTMModel(LSTMPreTrainedModel):
 def _steps(mask: torch.Tensor | None, batch: int, past: int, length: int) -> Steps | None:
     if mask is None:
         return None
+    check_tensor(mask, "attention_mask")
     if mask.shape != (batch, past + length):
         raise UsageError(
             f"attention_mask {tuple(mask.shape)}: expected {(batch, past + length)}",
@@ -354,8 +364,12 @@ class LSTMLMHeadModel(LSTMPreTrainedModel, GenerationMixin):
 
         Of the logits only those of the last `logits_to_keep` positions are made, where that is not 0.
         """
+        check_kept(logits_to_keep)
         base = self.lstm(input_ids, **inputs)
-        targets = shifted(labels) if labels is not None else None
+        targets = None
+        if labels is not None:
+            check_labels(labels, base.last_hidden_state.shape[:-1], self.config.vocab_size)
+            targets = shifted(labels)
         hidden = base.last_hidden_state if targets is not None else base.last_hidden_state[:, -logits_to_keep:]
         logits, loss = self._logits_and_loss(hidden, self.lm_head, targets, bias=self.lm_head.bias)
         if loss is not None and self.training and self.config.projection_penalty and self.lstm.projection is not None:

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from bowline.checkpoint import Checkpoint, open_checkpoint
-from bowline.checkpoint.lint import LintKind
 from bowline.errors import CheckpointError, ConfigError, UsageError
+from bowline.models.auto import checked_path, stored_config
 from bowline.models.base import PreTrainedModel
 from bowline.nn import keep_tied, load_checkpoint
 from bowline.nn.slots import slots
 
-__all__ = ["LoadingInfo", "from_pretrained", "live_name"]
+__all__ = ["LoadingInfo", "checked_device", "from_pretrained", "live_name"]
 
 log = logging.getLogger(__name__)
 OLD_NAMES = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
@@ -74,13 +74,19 @@ def from_pretrained(
     Raises:
         CheckpointError: it cannot be read, or its shapes do not fit.
         ConfigError: its config means nothing, or is another family's.
-        UsageError: an override that is no key of the config, or a dtype that is none.
+        UsageError: an override that is no key of the config, a dtype that is none, or a device that is not there.
         TieError: it holds two different ends of what the config says is one matrix.
     """
-    with open_checkpoint(path) as checkpoint:
+    place = checked_device(device)
+    with open_checkpoint(checked_path(path)) as checkpoint:
         if config is None:
             config = _config(cls, checkpoint)
         stored = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
+    if not isinstance(config, cls.config_class):
+        raise UsageError(
+            f"config is a {type(config).__name__}, expected a {cls.config_class.__name__}",
+            help=f"{cls.config_class.__name__}.from_dict reads a mapping",
+        )
     config = config.updated(**overrides)  # a copy: the model may change its own
     with torch.device("meta"):
         model = cls(config).to(_dtype(dtype if dtype is not None else torch_dtype, config))
@@ -102,6 +108,7 @@ def from_pretrained(
     unfit = {name for name, _, _ in mismatched}
     given = {live for live in names.values() if live not in unfit}
     fresh = _draw_missing(model, given)
+    meant = {name: other for name, other in cls.stand_ins.items() if name in fresh and other in given}
     report = load_checkpoint(
         model,
         path,
@@ -109,17 +116,35 @@ def from_pretrained(
         strict=False,
         rename=lambda name: None if names[name] in unfit else names[name],
     )
+    with torch.no_grad():
+        for name, other in meant.items():
+            model.get_parameter(name).copy_(model.get_parameter(other))
     info = LoadingInfo(
-        missing_keys=tuple(name for name in fresh if name not in unfit),
+        missing_keys=tuple(name for name in fresh if name not in unfit and name not in meant),
         unexpected_keys=report.unexpected,
         mismatched_keys=mismatched,
     )
     _tell(cls, info, checkpoint.location)
-    if torch.device(device).type != "cpu":
+    if place.type != "cpu":
         with keep_tied(model):
-            model = model.to(device)
+            model = model.to(place)
     model.eval()
     return (model, info) if output_loading_info else model
+
+
+def checked_device(device: Any) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        UsageError: no device has the name, or it is not there.
+    """
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch has all three for what is not there
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"device {device!r:.60}: {reason}", help="cpu is always there") from None
+    return place
 
 
 def live_name(name: str, known: Iterable[str], prefix: str) -> str:
@@ -143,12 +168,7 @@ def _check_names(names: dict[str, str], known: Iterable[str], location: str) -> 
 
 
 def _config(cls: type[Any], checkpoint: Checkpoint) -> Any:
-    content = checkpoint.config
-    if content is None:
-        seen = [lint.message for lint in checkpoint.lints if lint.kind is LintKind.CONFIG_MALFORMED]
-        raise ConfigError(
-            f"{checkpoint.location}: {seen[0] if seen else 'no config.json'}", help="add a good one, or give config="
-        )
+    content = stored_config(checkpoint)
     model_type = content.get("model_type")
     if model_type not in (None, cls.config_class.model_type):
         raise ConfigError(

@@ -16,7 +16,6 @@ each distance's bucket added to them: the first block of a stack holds the table
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -25,9 +24,9 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from bowline.errors import ConfigError, UsageError
 from bowline.models.base import PreTrainedModel
-from bowline.models.blocks import activation, check_ids
+from bowline.models.blocks import activation, check_embeds, check_kept, check_labels, check_tensor
 from bowline.models.cache import KVCache
-from bowline.models.config import PreTrainedConfig
+from bowline.models.config import PreTrainedConfig, frozen
 from bowline.models.generation import GenerationMixin
 from bowline.models.outputs import BaseOutput, Seq2SeqOutput
 from bowline.models.t5_stack import T5Attention, T5Dense, T5LayerNorm, T5Stack
@@ -36,7 +35,7 @@ from bowline.nn import LMHead
 __all__ = ["T5Config", "T5EncoderModel", "T5ForConditionalGeneration", "T5Model"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class T5Config(PreTrainedConfig):
     """T5 v1.0 small, unless other values are given; `tie_word_embeddings=False, feed_forward_proj="gated-gelu"`: v1.1.
 
@@ -81,7 +80,10 @@ class T5Config(PreTrainedConfig):
         self._default("scale_decoder_outputs", self.tie_word_embeddings)
         self._default("decoder_start_token_id", self.pad_token_id)
         super().__post_init__()
-        self.check_sizes("d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads")
+        self.check_sizes("d_model", "d_kv", "d_ff", "num_heads")
+        self.check_depth("num_layers", "num_decoder_layers")
+        self.check_numbers("dropout_rate", high=1.0)
+        self.check_numbers("layer_norm_epsilon", "initializer_factor")
         self.check_sizes("relative_attention_num_buckets", "relative_attention_max_distance")
         if self.relative_attention_num_buckets < 4:
             self.refuse("relative_attention_num_buckets", "at least 4: near and far, before and after")
@@ -180,12 +182,11 @@ class T5PreTrainedModel(PreTrainedModel):
             if head is not None and not config.tie_word_embeddings:
                 head.weight.normal_(std=factor)  # type: ignore[operator]
 
-    def set_input_embeddings(self, new: nn.Module) -> None:
-        """Another table in its place, for the encoder and the decoder too; a tied head follows."""
+    def _put_table(self, new: nn.Module) -> None:
         for part in (self.encoder, getattr(self, "decoder", None)):
             if part is not None:
                 part.embed_tokens = new
-        super().set_input_embeddings(new)
+        super()._put_table(new)
 
     def encode(
         self,
@@ -242,7 +243,7 @@ class T5EncoderDecoder(T5PreTrainedModel):
         use_cache: bool = False,
         output_hidden_states: bool = False,
     ) -> Seq2SeqOutput:
-        """Masks as `blocks.attention_mask` has them; `encoder_outputs` of `encode` stand for `input_ids`.
+        """Masks as `blocks.visible_keys` has them; `encoder_outputs` of `encode` stand for `input_ids`.
 
         `cross_attention_mask`, (B, T) or (B, U, T), is what the target sees of the source: `attention_mask` unless it
         is given. A packed source, whose mask is (B, T, T), needs one.
@@ -257,6 +258,7 @@ class T5EncoderDecoder(T5PreTrainedModel):
                 "no decoder_input_ids: expected the target's tokens", help="with a head, labels= gives them too"
             )
         if cross_attention_mask is None and attention_mask is not None:
+            check_tensor(attention_mask, "attention_mask")
             if attention_mask.ndim != 2:
                 raise UsageError(
                     f"attention_mask {tuple(attention_mask.shape)} says which tokens of the source see each other, and "
@@ -266,7 +268,8 @@ class T5EncoderDecoder(T5PreTrainedModel):
             cross_attention_mask = attention_mask
         if input_ids is not None:
             encoder_outputs = self.encode(input_ids, attention_mask, output_hidden_states=output_hidden_states)
-        memory = encoder_outputs[0]
+        memory: Any = encoder_outputs[0] if len(encoder_outputs) else None
+        check_embeds(memory, self.config.d_model, "encoder_outputs[0]")
         target = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,
@@ -319,8 +322,10 @@ class T5ForConditionalGeneration(T5EncoderDecoder, GenerationMixin):
 
         Of the logits only those of the last `logits_to_keep` positions are made, where that is not 0.
         """
+        check_kept(logits_to_keep)
         if labels is not None:
-            check_ids(labels.masked_fill(labels == -100, 0), self.lm_head.out_features, "labels")
+            targets = decoder_input_ids.shape if isinstance(decoder_input_ids, torch.Tensor) else None
+            check_labels(labels, targets, self.lm_head.out_features)
             if decoder_input_ids is None:
                 decoder_input_ids = self._shift_right(labels)
         output = super().forward(input_ids, decoder_input_ids=decoder_input_ids, **inputs)
@@ -344,4 +349,5 @@ class T5ForConditionalGeneration(T5EncoderDecoder, GenerationMixin):
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """What the decoder is given where it is to predict `labels`: transformers' collators ask for it."""
+        check_labels(labels, None, self.lm_head.out_features)
         return self._shift_right(labels)

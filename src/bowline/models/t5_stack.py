@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.errors import UsageError
-from bowline.models.blocks import activation, attend, attention_mask, check_ids, split_heads
-from bowline.models.cache import KVCache
+from bowline.models.blocks import activation, attend, check_ids, looked_up, split_heads, visible_keys
+from bowline.models.cache import KVCache, check_cache
 from bowline.models.outputs import BaseOutput
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class T5Stack(nn.Module):
 
     def __init__(self, config: T5Config, embed_tokens: nn.Embedding, layers: int, *, decoder: bool) -> None:
         super().__init__()
-        self.decoder = decoder
+        self.config, self.decoder = config, decoder
         self.farthest = config.relative_attention_max_distance
         self.embed_tokens = embed_tokens
         self.block = nn.ModuleList(T5Block(config, layer, decoder=decoder) for layer in range(layers))
@@ -223,7 +223,9 @@ class T5Stack(nn.Module):
     ) -> BaseOutput:
         """Tokens (B, T) to (B, T, D); `run` calls a block with its inputs."""
         check_ids(input_ids, self.embed_tokens.num_embeddings, "decoder_input_ids" if self.decoder else "input_ids")
-        x = self.dropout(self.embed_tokens(input_ids))  # (B, T, D)
+        if cache is not None:
+            check_cache(cache, len(input_ids))
+        x = self.dropout(looked_up(self.embed_tokens, input_ids, self.config.embed_scale))  # (B, T, D)
         bias = self._bias(x, attention_mask, len(cache) if cache is not None else 0)
         memory_bias = _memory_bias(x, memory, memory_mask)
         states = [x]
@@ -242,7 +244,7 @@ class T5Stack(nn.Module):
         Not -inf: a query that sees nothing (padding on the left) gives a mean, as in transformers, and never NaN.
         """
         batch, length = x.shape[:2]
-        seen = attention_mask(mask, batch, length, past + length, causal=False, device=x.device)
+        seen = visible_keys(mask, batch, length, past + length, causal=False, device=x.device)
         keys = torch.arange(past + length, device=x.device)
         distance = keys - keys[past:, None]  # (Q, K)
         table = self.block[0].layer[0].SelfAttention.relative_attention_bias  # type: ignore[index, union-attr]
@@ -262,7 +264,7 @@ def _memory_bias(x: torch.Tensor, memory: torch.Tensor | None, mask: torch.Tenso
         raise UsageError(
             f"the encoder has a batch of {memory.shape[0]} and the decoder of {batch}: expected a source for each row"
         )
-    seen = attention_mask(mask, batch, length, memory.shape[1], causal=False, device=x.device)
+    seen = visible_keys(mask, batch, length, memory.shape[1], causal=False, device=x.device)
     if seen is None:
         return None
     return x.new_zeros((), dtype=_dtype(x)).where(seen, torch.finfo(_dtype(x)).min)

@@ -127,6 +127,8 @@ def linear_cross_entropy(
     mask_ids = tuple(dict.fromkeys(mask_ids or ()))  # smoothing counts them
     _check_labels(labels, weight.shape[0], ignore_index, mask_ids)
     options = ignore_index, label_smoothing, z_loss, mask_ids
+    if backend == "auto" and _in_torch_func():
+        backend = "reference"
     if backend == "reference":
         logits = linear_logits(hidden, weight, bias=bias, logit_scale=logit_scale, softcap=softcap, mask_ids=mask_ids)
         one, lse = _reference(logits, labels, *options)
@@ -282,6 +284,12 @@ class _Head(torch.autograd.Function):
             of_some = of_some.to(some.dtype)
         of_hidden = of_some if rows is None else torch.zeros_like(hidden).index_copy_(0, rows, of_some)
         return of_hidden.view(shape), of_weight, of_bias, *[None] * 7
+
+
+def _in_torch_func() -> bool:
+    """Inside torch.func's transforms, which a Function with one `forward` knows nothing of."""
+    ask: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return bool(ask is not None and ask())
 
 
 def _rows(logits: torch.Tensor) -> int:

@@ -104,6 +104,8 @@ class GenerationMixin:
             use_cache=use_cache,
         )
         if streamer is not None:
+            if not callable(streamer):
+                raise UsageError(f"streamer is a {type(streamer).__name__}: expected a function of a step's new ids")
             _one_row(input_ids, settings)
         mask = checked_mask(attention_mask, input_ids, settings, left=not self.config.is_encoder_decoder)
         if settings.num_beams > 1:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from bowline.errors import UsageError
-from bowline.models.blocks import check_ids
+from bowline.models.blocks import check_ids, check_tensor
 
 __all__ = ["Settings", "checked_mask", "settings_for"]
 
@@ -72,14 +73,18 @@ def settings_for(
     config = model.config
     check_ids(input_ids, config.vocab_size)
     _whole("num_beams", num_beams, 1)
+    if num_beams > config.vocab_size:
+        _refuse("num_beams", num_beams, f"at most the {config.vocab_size} tokens that there are")
     _whole("min_new_tokens", min_new_tokens, 0)
-    if not temperature > 0:
+    if not (_is_number(temperature) and temperature > 0):
         _refuse("temperature", temperature, "a number above 0", help="for the likeliest token, do_sample=False")
     if top_k is not None:
         _whole("top_k", top_k, 1)
-    if top_p is not None and not 0 < top_p <= 1:
+    if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
         _refuse("top_p", top_p, "above 0 and at most 1")
-    if not repetition_penalty > 0:
+    if not _is_number(length_penalty):
+        _refuse("length_penalty", length_penalty, "a number")
+    if not (_is_number(repetition_penalty) and repetition_penalty > 0):
         _refuse("repetition_penalty", repetition_penalty, "a number above 0, and 1 for none")
     if early_stopping not in (True, False, "never"):
         _refuse("early_stopping", early_stopping, "True, False or 'never'")
@@ -89,11 +94,13 @@ def settings_for(
         raise UsageError("temperature, top_k and top_p shape what is drawn, and do_sample is False", help="set it True")
 
     given = config.eos_token_id if eos_token_id is None else eos_token_id
-    eos = (given,) if isinstance(given, int) else tuple(given or ())
+    eos = _tokens("eos_token_id", () if given is None else given)
     pad = config.pad_token_id if pad_token_id is None else pad_token_id
-    sequences = tuple(
-        (one,) if isinstance(one, int) else tuple(one) for one in ((stop,) if isinstance(stop, int) else stop or ())
-    )
+    if pad is not None:
+        _tokens("pad_token_id", pad)
+    if stop is not None and not isinstance(stop, (int, list, tuple)):
+        _refuse("stop", stop, "tokens, or sequences of tokens", help="tokenizer.encode makes them of a text")
+    sequences = tuple(_tokens("stop", one) for one in ((stop,) if isinstance(stop, int) else stop or ()))
     if () in sequences:
         raise UsageError("stop has an empty sequence, which every text ends with", help="leave it out")
     if pad is None and eos:
@@ -101,6 +108,11 @@ def settings_for(
     if pad is None and sequences and len(input_ids) > 1:
         raise UsageError("rows that stop early need padding, and the config has none", help="give pad_token_id")
 
+    if generator is not None and not isinstance(generator, torch.Generator):
+        _refuse("generator", generator, "a torch.Generator")
+    for name, value in (("do_sample", do_sample), ("use_cache", use_cache)):
+        if not isinstance(value, bool):
+            _refuse(name, value, "True or False")
     new = _new_tokens(model, input_ids.shape[1], max_new_tokens, max_length)
     if min_new_tokens > new:
         _refuse("min_new_tokens", min_new_tokens, f"at most the {new} new tokens that there may be")
@@ -165,6 +177,7 @@ def checked_mask(mask: torch.Tensor | None, input_ids: torch.Tensor, settings: S
         if not left or settings.pad is None or settings.pad in settings.eos:
             return None
         mask = input_ids != settings.pad
+    check_tensor(mask, "attention_mask")
     if mask.shape != input_ids.shape:
         raise UsageError(f"attention_mask {tuple(mask.shape)}: expected {tuple(input_ids.shape)}, as input_ids is")
     mask = (mask != 0).to(input_ids.device)
@@ -184,5 +197,19 @@ def _whole(name: str, value: Any, least: int) -> None:
         _refuse(name, value, f"a whole number from {least}")
 
 
-def _refuse(name: str, value: Any, expected: str, help: str | None = None) -> None:
-    raise UsageError(f"{name}={value!r}: expected {expected}", help=help)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _tokens(name: str, given: Any) -> tuple[int, ...]:
+    """One token or several, as several."""
+    tokens = (given,) if isinstance(given, int) else given
+    if not isinstance(tokens, (list, tuple)) or not all(
+        isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**63 for one in tokens
+    ):
+        _refuse(name, given, "whole numbers from 0, each a token")
+    return tuple(tokens)
+
+
+def _refuse(name: str, value: Any, expected: str, help: str | None = None) -> NoReturn:
+    raise UsageError(f"{name}={value!r:.60}: expected {expected}", help=help)

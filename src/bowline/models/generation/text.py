@@ -39,6 +39,8 @@ def text_pieces(
         raise UsageError(f"{text!r} has no tokens", help="give a text to go on from")
     model = _whole(cls, path, device)
     if seed is not None:
+        if not -(2**63) <= seed < 2**64:
+            raise UsageError(f"seed={seed}: expected a number of 64 bits", help="any from 0 will do")
         options["generator"] = torch.Generator(model.device).manual_seed(seed)
     prompt = torch.tensor([ids], device=model.device)
     options["attention_mask"] = torch.ones_like(prompt)  # the text is all there is: nothing in it is padding
@@ -77,7 +79,7 @@ def _pieces(tokenizer: Tokenizer, new: Any, text: str, ids: list[int]) -> Iterat
 
 
 def _whole(cls: type[Any], path: str | os.PathLike[str], device: str) -> Any:
-    model, info = cls.from_pretrained(path, device=_device(device), output_loading_info=True)
+    model, info = cls.from_pretrained(path, device=device, output_loading_info=True)
     if info.missing_keys:
         raise CheckpointError(
             f"{os.fspath(path)}: has no {info.missing_keys[0]}"
@@ -86,13 +88,3 @@ def _whole(cls: type[Any], path: str | os.PathLike[str], device: str) -> Any:
             help="its answers would mean nothing: train the head first, or take a checkpoint that has one",
         )
     return model
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch has both for a device that is not there
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"device {name!r}: {reason}", help="cpu is always there") from None
-    return device
