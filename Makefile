@@ -50,7 +50,7 @@ test: $(VENV)/dev $(VENV)/minilm $(PEERS)/torchao/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
 
 sweep: $(VENV)/dev
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tools.sweep

@@ -20,21 +20,38 @@ ROOT = Path(bowline.__file__).parent
 MODULES = sorted(
     module.name for module in pkgutil.walk_packages([str(ROOT)], "bowline.") if not module.name.endswith("__main__")
 )
-ROOMS = ("errors", "tie", "geometry", "families", "checkpoint", "audit", "nn", "models", "demo", "cli")
+ROOMS = (
+    "errors",
+    "tie",
+    "geometry",
+    "recipes",
+    "families",
+    "checkpoint",
+    "plots",
+    "audit",
+    "nn",
+    "models",
+    "study",
+    "demo",
+    "cli",
+)
 """From the ground up: a room sees what comes before it, and nothing after."""
 FLOOR = {
     "errors": set(),
     "tie": set(),
     "geometry": {"errors"},
+    "recipes": {"errors"},
     "families": {"errors", "tie"},
     "checkpoint": {"errors", "tie", "families"},
-    "audit": {"errors", "tie", "geometry", "families", "checkpoint"},
-    "nn": {"errors", "tie", "geometry", "families", "checkpoint"},
-    "models": {"errors", "tie", "families", "checkpoint", "nn"},
+    "plots": {"errors", "geometry", "recipes"},
+    "audit": {"errors", "tie", "geometry", "recipes", "families", "checkpoint"},
+    "nn": {"errors", "tie", "geometry", "recipes", "families", "checkpoint"},
+    "models": {"errors", "tie", "recipes", "families", "checkpoint", "nn"},
+    "study": {"errors", "recipes", "nn", "models"},
     "demo": {"errors", "tie", "geometry", "families", "checkpoint", "audit", "nn", "models"},
-    "cli": {"errors", "tie", "geometry", "families", "checkpoint", "audit", "nn", "models", "demo"},
+    "cli": set(ROOMS) - {"cli"},
 }
-WITHOUT_TORCH = ("errors", "tie", "geometry", "families", "checkpoint", "audit", "cli")
+WITHOUT_TORCH = ("errors", "tie", "geometry", "recipes", "families", "checkpoint", "plots", "audit", "cli")
 FRAMEWORKS = {"torch", "transformers", "safetensors", "tokenizers", "jax", "tensorflow"}
 
 

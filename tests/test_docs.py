@@ -58,3 +58,10 @@ def test_readme_names_only_targets_that_the_makefile_has() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"(?:`|\$ )make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"))):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_table_of_recipes_is_the_data() -> None:
+    from tools.recipes_page import PAGE, updated
+
+    page = PAGE.read_text(encoding="utf-8")
+    assert updated(page) == page, "python -m tools.recipes_page"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         check_ties,
         declared_ties,
         find_ties,
+        init_weights,
         keep_tied,
         linear_cross_entropy,
         load_checkpoint,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         unique_parameters,
         untie_weights,
     )
+    from bowline.recipes import RECIPES, Recipe, expected_loss
     from bowline.tie import Tie, TieState
 
 __version__ = "0.1.0"
@@ -35,6 +37,8 @@ __version__ = "0.1.0"
 __all__ = [
     "LMHead",
     "MLMHead",
+    "RECIPES",
+    "Recipe",
     "Tie",
     "TieGuard",
     "TieState",
@@ -42,7 +46,9 @@ __all__ = [
     "audit",
     "check_ties",
     "declared_ties",
+    "expected_loss",
     "find_ties",
+    "init_weights",
     "keep_tied",
     "linear_cross_entropy",
     "load_checkpoint",
@@ -61,6 +67,9 @@ _HOMES = {
     "Tie": "bowline.tie",
     "TieState": "bowline.tie",
     "open_checkpoint": "bowline.checkpoint",
+    "RECIPES": "bowline.recipes",
+    "Recipe": "bowline.recipes",
+    "expected_loss": "bowline.recipes",
     "LMHead": "bowline.nn",
     "MLMHead": "bowline.nn",
     "TieGuard": "bowline.nn",
@@ -68,6 +77,7 @@ _HOMES = {
     "check_ties": "bowline.nn",
     "declared_ties": "bowline.nn",
     "find_ties": "bowline.nn",
+    "init_weights": "bowline.nn",
     "keep_tied": "bowline.nn",
     "linear_cross_entropy": "bowline.nn",
     "load_checkpoint": "bowline.nn",

@@ -330,3 +330,15 @@ def test_outputs_are_reached_by_name_by_key_and_by_place() -> None:
     loss, logits = out
     assert (loss, logits) == out.to_tuple()
     assert tiny()(IDS)[0].shape == (1, 8, 50)
+
+
+def test_what_changes_a_model_does_not_change_another_of_the_same_config() -> None:
+    """The config that was given stays as it is too; the model's own is one object at all levels."""
+    config = GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=1)
+    one, other = GPT2LMHeadModel(config), GPT2LMHeadModel(config)
+    one.resize_token_embeddings(24)
+    untie_weights(one)
+    assert (one.config.vocab_size, one.config.tie_word_embeddings) == (24, False)
+    assert one.transformer.config is one.config
+    assert other.config == config
+    assert (config.vocab_size, config.tie_word_embeddings) == (20, True)

@@ -22,7 +22,7 @@ from bowline.families.table import lookup
 from bowline.geometry import GeometryReport, describe, sample_rows
 from bowline.tie import Tie, TieState
 
-__all__ = ["TablesRead", "read_tables"]
+__all__ = ["TablesRead", "read_tables", "sampled_table"]
 
 WHOLE_TABLE_BYTES = 64 << 20
 """A table of at most this many bytes (as float32) has its geometry measured whole, a larger one on a sample."""
@@ -75,7 +75,7 @@ def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Prog
         ties=ties,
         tables=tables,
         padding=_padding(checkpoint, scans[main.name], table, spread),
-        geometry=_geometry(checkpoint, main),
+        geometry=describe(sampled_table(checkpoint, main), rows=main.shape[0]),
         odd_bools=_odd_bools(checkpoint),
     )
 
@@ -181,16 +181,17 @@ def _number(checkpoint: Checkpoint, key: str) -> float | None:
     return None
 
 
-def _geometry(checkpoint: Checkpoint, tensor: StoredTensor) -> GeometryReport:
+def sampled_table(checkpoint: Checkpoint, tensor: StoredTensor) -> npt.NDArray[np.float32]:
+    """The rows of a table (V, D) that its geometry is measured on: all of them, or a sample where it is large."""
     rows, columns = tensor.shape
     if rows * columns * 4 <= WHOLE_TABLE_BYTES:
         table = np.empty((rows, columns), np.float32)
         for start, block in checkpoint.blocks(tensor.name):
             table[start : start + len(block)] = block
-        return describe(table, rows=rows)
+        return table
     chosen = sample_rows(rows, columns, budget_bytes=SAMPLE_BYTES)
     assert chosen is not None
     taken = np.empty((len(chosen), columns), np.float32)
     for at, row in enumerate(map(int, chosen)):
         taken[at] = checkpoint.rows(tensor.name, row, row + 1)[0]
-    return describe(taken, rows=rows)
+    return taken

@@ -16,6 +16,7 @@ from bowline.cli.demo import demo
 from bowline.cli.explain import explain
 from bowline.cli.fill_mask import fill_mask
 from bowline.cli.generate import generate
+from bowline.cli.init_loss import init_loss
 from bowline.errors import BowlineError
 
 __all__ = ["app", "main"]
@@ -32,6 +33,7 @@ app.command()(audit)
 app.command()(explain)
 app.command()(generate)
 app.command()(fill_mask)
+app.command()(init_loss)
 app.command()(demo)
 
 

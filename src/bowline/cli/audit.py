@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ from bowline.audit.render.printable import printable
 from bowline.audit.report import AuditReport
 from bowline.cli.bar import shown_progress
 from bowline.cli.formats import OutputFormat
-from bowline.errors import BowlineError, ConfigError
+from bowline.errors import BowlineError, ConfigError, UsageError
 
 __all__ = ["audit"]
 
@@ -31,11 +32,18 @@ def audit(
     fix: Annotated[
         bool, typer.Option("--fix", help="Make config.json say what the bytes hold, at every level.")
     ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw how far E Eᵀ is from I: a file that ends in .svg, .png or .pdf.")
+    ] = None,
 ) -> None:
     """Say whether input embedding and output head are tied, and what each loader will make of it."""
     from bowline.audit.report import select_rules
 
     select_rules(split_codes(select), split_codes(ignore))  # a wrong code is said before any reading
+    if plot is not None:
+        from bowline.plots.style import check_can_save
+
+        check_can_save(plot)
     reports: list[AuditReport] = []
     failures: list[Failure] = []
     for path in paths:
@@ -43,9 +51,31 @@ def audit(
             reports.append(_audit_one(path, split_codes(select), split_codes(ignore), values=values, fix=fix))
         except BowlineError as error:
             failures.append(Failure(path=path, message=error.message, help=error.help))
+    if plot is not None:
+        _draw(reports, plot)
     run = Run(reports=tuple(reports), failures=tuple(failures))
     typer.echo(FORMATS[output_format.value](run))
     raise typer.Exit(run.exit_code)
+
+
+def _draw(reports: list[AuditReport], path: Path) -> None:
+    """The embedding of the one checkpoint that was audited.
+
+    Raises:
+        UsageError: another number of checkpoints, one whose table was not read, or no matplotlib.
+    """
+    from bowline.audit.tables import sampled_table
+    from bowline.checkpoint import open_checkpoint
+    from bowline.plots.geometry import identity_figure
+    from bowline.plots.style import save
+
+    name = reports[0].evidence.declaration.embedding if len(reports) == 1 else None
+    if name is None or reports[0].evidence.geometry is None:
+        raise UsageError("--plot draws the embedding of one checkpoint whose values are read", help="audit one path")
+    with open_checkpoint(reports[0].evidence.location) as checkpoint:
+        tensor = checkpoint.tensors[name]
+        table = sampled_table(checkpoint, tensor)
+    save(identity_figure(table, rows=tensor.shape[0], name=name), path)
 
 
 def split_codes(options: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bowline.geometry.arrays import Table
+from bowline.geometry.arrays import Array
 
 __all__ = ["FLOAT64_GRAM", "sum_of_grams", "sum_of_squares", "without_diagonal"]
 
@@ -15,23 +15,23 @@ FLOAT64_GRAM = 1024
 """The largest side of a Gram matrix that is summed in float64."""
 
 
-def sum_of_grams(parts: Iterator[Table], side: int) -> Table:
+def sum_of_grams(parts: Iterator[Array], side: int) -> Array:
     """The sum of B^T B over the parts B (n, side): float64 up to `FLOAT64_GRAM`, float32 above."""
     dtype: type[np.floating[Any]] = np.float64 if side <= FLOAT64_GRAM else np.float32
-    gram: Table = np.zeros((side, side), dtype=dtype)
+    gram: Array = np.zeros((side, side), dtype=dtype)
     for part in parts:
-        block: Table = part.astype(dtype, copy=False)
+        block: Array = part.astype(dtype, copy=False)
         gram += block.T @ block
     return gram
 
 
-def without_diagonal(matrix: Table) -> Table:
+def without_diagonal(matrix: Array) -> Array:
     """A copy with zeros on the diagonal."""
     pairs = matrix.copy()
     np.fill_diagonal(pairs, 0.0)
     return pairs
 
 
-def sum_of_squares(matrix: Table) -> float:
+def sum_of_squares(matrix: Array) -> float:
     """||M||_F^2, in float64."""
     return float(np.square(matrix, dtype=np.float64).sum())

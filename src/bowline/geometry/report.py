@@ -18,6 +18,7 @@ from bowline.geometry.spectrum import (
     frame_ratio,
     identity_bound,
     identity_distance,
+    isoscore,
     isotropy,
     participation_ratio,
     tight_frame_distance,
@@ -45,8 +46,8 @@ class GeometryReport:
 
     In a report on a sample, `self_decoding_rate` is the rate among the sampled rows and `median_nearest_cosine` that
     within the sample: fewer rows compete, so the table's own rate is lower and its own cosine higher. Norms are the
-    sample's. Means over pairs, and what follows from the participation ratio, are estimates for the V rows of the
-    table. `isotropy` and `effective_rank` are the sample's, and None below 2 rows for each dimension: at 2 a
+    sample's. Means over pairs, `isoscore`, and what follows from the participation ratio, are estimates for the V rows
+    of the table. `isotropy` and `effective_rank` are the sample's, and None below 2 rows for each dimension: at 2 a
     Gaussian table already reads 7% low in effective rank.
 
     Example:
@@ -64,6 +65,7 @@ class GeometryReport:
     mean_cosine: float | None
     mean_squared_cosine: float | None
     welch_bound: float | None
+    isoscore: float | None
     isotropy: float | None
     effective_rank: float | None
     participation_ratio: float | None
@@ -131,6 +133,7 @@ def describe(table: Table, *, rows: int | None = None, seed: int = 0) -> Geometr
         mean_cosine=mean_cosine(held),
         mean_squared_cosine=mean_squared_cosine(held),
         welch_bound=welch_bound(held.in_table(held.nonzero.size), held.hidden_size),
+        isoscore=isoscore(held),
         isotropy=isotropy(held) if shows_spectrum else None,
         effective_rank=effective_rank(held) if shows_spectrum else None,
         participation_ratio=participation_ratio(held),

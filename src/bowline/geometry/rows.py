@@ -9,11 +9,24 @@ import numpy as np
 import numpy.typing as npt
 
 from bowline.errors import UsageError
-from bowline.geometry.arrays import LARGEST_ENTRY, Floats, Indices, Table, floats, indices, largest_entry, usable_rows
+from bowline.geometry.arrays import (
+    LARGEST_ENTRY,
+    Array,
+    Floats,
+    Indices,
+    Table,
+    floats,
+    indices,
+    largest_entry,
+    usable_rows,
+)
 from bowline.geometry.gram import sum_of_grams
 
 __all__ = ["Rows"]
 
+LEAST_KEPT = 0.1
+"""Rows less their mean have their Gram matrix from that of the rows when this share of the squared norms is left: at
+less, the difference would lose digits, and it is summed anew."""
 BLOCK_ENTRIES = 1 << 20
 """Entries of the table that are widened to float64 at a time (8 MiB)."""
 
@@ -51,7 +64,7 @@ class Rows:
         # Entries far from 1 are brought there by a power of two, so that no square overflows or vanishes.
         near_one = largest == 0 or 2.0**-20 < largest < 2.0**20
         self.exponent = 0 if near_one else math.frexp(largest)[1]
-        self.array: Table = array if near_one else np.ldexp(array, -self.exponent)
+        self.array: Array = array if near_one else np.ldexp(array, -self.exponent)
         self.count: int = array.shape[0]
         self.total = self.in_table(self.count)
         squares = [np.einsum("ij,ij->i", block, block) for _, block in self.blocks()]
@@ -59,8 +72,9 @@ class Rows:
         self.norms: Floats = np.sqrt(self.squared_norms)
         self.lengths: Floats = np.where(self.norms > 0, self.norms, 1.0)
         self.nonzero: Indices = np.flatnonzero(self.norms)
-        self._gram: Table | None = None
-        self._spectrum: tuple[Floats, Table] | None = None
+        self._gram: Array | None = None
+        self._eigenvalues: Floats | None = None
+        self._vectors: Array | None = None
 
     @classmethod
     def of(cls, table: Table | Rows) -> Rows:
@@ -89,25 +103,60 @@ class Rows:
             block /= self.lengths[place, None]
             yield place, block
 
-    def gram(self) -> Table:
+    def gram(self) -> Array:
         """E^T E (D, D), or E E^T (V, V) when that is smaller: their nonzero eigenvalues are the same."""
         if self._gram is None:
             if self.wide:
-                step = max(1, BLOCK_ENTRIES // max(1, self.count))
-                parts = (self.array[:, start : start + step].T for start in range(0, self.hidden_size, step))
-                self._gram = sum_of_grams(parts, self.count)
+                self._gram = sum_of_grams(self._columns(np.zeros(self.hidden_size)), self.count)
             else:
                 self._gram = sum_of_grams((block for _, block in self.blocks()), self.hidden_size)
         return self._gram
 
-    def spectrum(self) -> tuple[Floats, Table]:
-        """The eigenvalues of `gram()`, ascending, those below its resolution as 0, and its eigenvectors in columns."""
-        if self._spectrum is None:
-            gram = self.gram()
-            eigenvalues, vectors = np.linalg.eigh(gram)
-            floor = float(np.finfo(gram.dtype).eps) * float(eigenvalues.max(initial=0.0))
-            self._spectrum = np.where(eigenvalues > floor, eigenvalues, 0.0).astype(np.float64), vectors
-        return self._spectrum
+    def eigenvalues(self) -> Floats:
+        """The eigenvalues of `gram()`, ascending; those below its resolution as 0."""
+        if self._eigenvalues is None:
+            self._eigenvalues = _above_rounding(np.linalg.eigvalsh(self.gram()))
+        return self._eigenvalues
+
+    def spectrum(self) -> tuple[Floats, Array]:
+        """The same, with its eigenvectors in columns."""
+        if self._eigenvalues is None or self._vectors is None:
+            eigenvalues, self._vectors = np.linalg.eigh(self.gram())
+            self._eigenvalues = _above_rounding(eigenvalues)
+        return self._eigenvalues, self._vectors
+
+    def centred(self) -> tuple[Floats, Array]:
+        """The squared norms of the rows less their mean (of a sample: the sample's), and what `gram()` is of those.
+
+        Rows that are all equal give exact zeros.
+        """
+        first = self.array[:1].astype(np.float64)
+        offsets = sum(((block - first).sum(axis=0) for _, block in self.blocks()), start=np.zeros(self.hidden_size))
+        mean: Floats = first[0] + offsets / self.count
+        squares = np.concatenate([np.square(block - mean).sum(axis=1) for _, block in self.blocks()])
+        if squares.sum() > LEAST_KEPT * self.squared_norms.sum():
+            return squares, self._gram_less(mean)
+        if self.wide:
+            return squares, sum_of_grams(self._columns(mean), self.count)
+        return squares, sum_of_grams((block - mean for _, block in self.blocks()), self.hidden_size)
+
+    def _gram_less(self, mean: Floats) -> Array:
+        """`gram()` of the rows less their mean, without another pass over them."""
+        gram = self.gram()
+        if self.wide:
+            means: Floats = gram.mean(axis=0, dtype=np.float64)
+            less = means + means[:, None] - means.mean()
+        else:
+            less = self.count * np.outer(mean, mean)
+        centred: Array = np.subtract(gram, less, dtype=gram.dtype, casting="same_kind")
+        return centred
+
+    def _columns(self, less: Floats) -> Iterator[Array]:
+        """Some columns at a time of the rows less a vector, transposed: (n, V)."""
+        step = max(1, BLOCK_ENTRIES // max(1, self.count))
+        for start in range(0, self.hidden_size, step):
+            columns = self.array[:, start : start + step].astype(np.float64)
+            yield (columns - less[start : start + step]).T
 
     def given(self, positions: Indices) -> Indices:
         """Where these of the usable rows are in the table as it was given."""
@@ -131,3 +180,8 @@ class Rows:
         """The positions of those of the queried rows that are usable and not zero."""
         positions = self.positions(queries)
         return positions[self.have_direction(positions)]
+
+
+def _above_rounding(eigenvalues: Array) -> Floats:
+    floor = float(np.finfo(eigenvalues.dtype).eps) * float(eigenvalues.max(initial=0.0))
+    return np.where(eigenvalues > floor, eigenvalues, 0.0).astype(np.float64)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bowline.geometry.arrays import Floats, Table
+from bowline.geometry.arrays import Array, Floats, Table
 from bowline.geometry.gram import sum_of_squares, without_diagonal
 from bowline.geometry.rows import Rows
 
@@ -16,6 +16,7 @@ __all__ = [
     "frame_ratio",
     "identity_bound",
     "identity_distance",
+    "isoscore",
     "isotropy",
     "participation_ratio",
     "tight_frame_distance",
@@ -62,6 +63,30 @@ def effective_rank(table: Table | Rows) -> float | None:
     return math.exp(-float(shares @ np.log(shares)))
 
 
+def isoscore(table: Table | Rows) -> float | None:
+    """IsoScore (P' - 1) / (D - 1), P' the participation ratio of the rows less their mean; in [0, 1].
+
+    Rudman, Gillman, Rayne and Eickhoff, "IsoScore: Measuring the Uniformity of Embedding Space Utilization" (Findings
+    of ACL 2022): the variances v along the principal axes, brought to length sqrt(D), are at most
+    sqrt(2 (D - sqrt D)) from (1, ..., 1). With delta their distance as a share of that, k = (D - delta^2 (D -
+    sqrt D))^2 / D directions are in use, and (k - 1) / (D - 1) is the score. Expanding the distance leaves
+    k = (sum v)^2 / sum v^2, so that no eigenvector is needed. 1 when the variance is the same in every direction, 0
+    when it lies in one; an offset common to all rows does not count. None for fewer than two rows or dimensions, or
+    when all rows are equal.
+
+    Example:
+        >>> isoscore(np.array([[9.0, 1.0], [9.0, -1.0], [8.0, 0.0], [10.0, 0.0]]))
+        1.0
+        >>> isoscore(np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]))
+        0.0
+    """
+    rows = Rows.of(table)
+    if rows.count < 2 or rows.hidden_size < 2:
+        return None
+    directions = _participation(rows, *rows.centred())
+    return None if directions is None else max(0.0, (directions - 1) / (rows.hidden_size - 1))
+
+
 def participation_ratio(table: Table | Rows) -> float | None:
     """P = (sum_k l_k)^2 / sum_k l_k^2 over the eigenvalues l of E^T E; in [1, min(V, D)].
 
@@ -74,21 +99,7 @@ def participation_ratio(table: Table | Rows) -> float | None:
         3.0
     """
     rows = Rows.of(table)
-    count, total = rows.count, rows.total
-    trace = float(rows.squared_norms.sum())
-    if trace == 0 or (count == 1 and total > 1):
-        return None
-    # ||E^T E||_F^2 is the sum of ||e_i||^4 over the rows and of (e_i . e_j)^2 over the pairs. Of a sample each is
-    # multiplied to the table's number of rows or pairs: P of the sample alone is too small.
-    fourth_powers = float(rows.squared_norms @ rows.squared_norms)
-    if rows.wide:
-        pairs = sum_of_squares(without_diagonal(rows.gram()))
-    else:
-        pairs = max(0.0, sum_of_squares(rows.gram()) - fourth_powers)
-    per_row = total / count
-    per_pair = total * (total - 1) / (count * (count - 1)) if count > 1 else 0.0
-    ratio = (trace * per_row) ** 2 / (fourth_powers * per_row + pairs * per_pair)
-    return min(ratio, float(rows.hidden_size), float(total))
+    return _participation(rows, rows.squared_norms, rows.gram())
 
 
 def frame_ratio(table: Table | Rows) -> float | None:
@@ -151,6 +162,23 @@ def identity_bound(rows: int, hidden_size: int) -> float | None:
     return math.sqrt(max(0, rows - hidden_size) / rows)
 
 
+def _participation(rows: Rows, squared_norms: Floats, gram: Array) -> float | None:
+    """(tr G)^2 / ||G||_F^2 of these rows, or of the same less their mean."""
+    count, total = rows.count, rows.total
+    trace = float(squared_norms.sum())
+    if trace == 0 or (count == 1 and total > 1):
+        return None
+    # ||E^T E||_F^2 is the sum of ||e_i||^4 over the rows and of (e_i . e_j)^2 over the pairs. Of a sample each is
+    # multiplied to the table's number of rows or pairs: P of the sample alone is too small.
+    fourth_powers = float(squared_norms @ squared_norms)
+    off_diagonal = sum_of_squares(without_diagonal(gram)) if rows.wide else sum_of_squares(gram) - fourth_powers
+    pairs = max(0.0, off_diagonal)
+    per_row = total / count
+    per_pair = total * (total - 1) / (count * (count - 1)) if count > 1 else 0.0
+    ratio = (trace * per_row) ** 2 / (fourth_powers * per_row + pairs * per_pair)
+    return min(ratio, float(rows.hidden_size), float(total))
+
+
 def _log_partition(rows: Rows) -> Floats:
     """ln Z(c) for every eigenvector c of the Gram matrix, and for every -c."""
     eigenvalues, vectors = rows.spectrum()
@@ -164,7 +192,7 @@ def _log_partition(rows: Rows) -> Floats:
     return np.append(log_z, [math.log(rows.count)] if rows.wide else [])
 
 
-def _coordinates(rows: Rows, eigenvalues: Floats, vectors: Table) -> Iterator[Table]:
+def _coordinates(rows: Rows, eigenvalues: Floats, vectors: Array) -> Iterator[Array]:
     """c . e_i for every eigenvector c, in blocks of rows."""
     if rows.wide:  # of E E^T, whose eigenvectors times the singular values are the coordinates themselves
         yield np.ldexp(vectors * np.sqrt(eigenvalues), rows.exponent)

@@ -6,6 +6,7 @@ about ties, state and vocabularies is `bowline.nn`'s.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -50,13 +51,16 @@ class PreTrainedModel(nn.Module):
                 f"{type(self).__name__}({type(config).__name__}): expected a {self.config_class.__name__}",
                 help=f"{self.config_class.__name__}.from_dict reads a mapping",
             )
-        self.config = config
+        self.config = copy.copy(config)  # what changes the model changes this one, and not another model's
         self.gradient_checkpointing = False
 
     # --- drawing and tying --------------------------------------------------------------------------------------------
 
     def post_init(self) -> None:
         """The last line of every constructor: prune heads, draw, then tie. What is inside has drawn itself already."""
+        for part in self.modules():
+            if "config" in part.__dict__:  # one for the whole
+                part.config = self.config
         self._prepare(self._own_modules())
 
     def init_weights(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bowline.nn.heads import LMHead, MLMHead
+from bowline.nn.init import find_roles, init_weights, measure_loss
 from bowline.nn.lora import merge_lora
 from bowline.nn.loss import linear_cross_entropy
 from bowline.nn.once import apply_once, unique_parameters
@@ -33,11 +34,14 @@ __all__ = [
     "apply_once",
     "check_ties",
     "declared_ties",
+    "find_roles",
     "find_ties",
+    "init_weights",
     "keep_tied",
     "linear_cross_entropy",
     "load_checkpoint",
     "load_state",
+    "measure_loss",
     "merge_lora",
     "quantize_tied",
     "resize_vocab",

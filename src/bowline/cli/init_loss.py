@@ -1,0 +1,154 @@
+"""`bowline init-loss --family t5`"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bowline.cli.needs import needs_torch
+
+if TYPE_CHECKING:
+    from bowline.study.initial_loss import Comparison
+
+__all__ = ["LossFormat", "init_loss"]
+
+
+class LossFormat(StrEnum):
+    """How the comparison is written."""
+
+    FULL = "full"
+    JSON = "json"
+
+
+class FamilyName(StrEnum):
+    """The families that can be built here."""
+
+    BERT = "bert"
+    GPT2 = "gpt2"
+    T5 = "t5"
+    LSTM = "lstm"
+
+
+def init_loss(
+    family: Annotated[FamilyName, typer.Option(help="Which family's model.")],
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="A recipe; all of the family unless given. Repeatable.")
+    ] = None,
+    tied: Annotated[bool | None, typer.Option("--tied/--untied", help="Only this; both unless given.")] = None,
+    vocab_size: Annotated[list[int] | None, typer.Option(help="The true one unless given. Repeatable.")] = None,
+    hidden_size: Annotated[list[int] | None, typer.Option(help="The true one unless given. Repeatable.")] = None,
+    layers: Annotated[int, typer.Option(help="Layers of the model.")] = 2,
+    draws: Annotated[int, typer.Option(help="Models that are drawn and measured; 0 only predicts.")] = 3,
+    plot: Annotated[Path | None, typer.Option(help="Also draw it: a file that ends in .svg, .png or .pdf.")] = None,
+    output_format: Annotated[LossFormat, typer.Option(help="How to report.")] = LossFormat.FULL,
+) -> None:
+    """Predict and measure the loss before the first step, for each recipe of a family."""
+    with needs_torch("init-loss"):
+        from bowline.study.initial_loss import compare
+    if plot is not None:
+        from bowline.plots.style import check_can_save
+
+        check_can_save(plot)
+    ties = None if tied is None else [tied]
+    rows: list[Comparison] = []
+    for row in compare(
+        family.value,
+        recipe,
+        ties=ties,
+        vocab_sizes=vocab_size,
+        hidden_sizes=hidden_size,
+        num_layers=layers,
+        draws=draws,
+    ):
+        if output_format is LossFormat.FULL:
+            if not rows:
+                typer.echo(HEADER)
+            typer.echo(_line(row))
+        rows.append(row)
+    if output_format is LossFormat.JSON:
+        typer.echo(json.dumps({"version": 1, "rows": [_as_dict(row) for row in rows]}, indent=2))
+    else:
+        typer.echo("\n" + "\n".join(_conclusions(rows)))
+    if plot is not None:
+        _draw(plot, rows)
+
+
+def _draw(path: Path, rows: list[Comparison]) -> None:
+    """Lines through sizes around the largest that was asked for, at which the points are."""
+    from bowline.plots.initial_loss import Point, draw
+    from bowline.plots.style import save
+    from bowline.study.initial_loss import compare
+
+    family, layers = rows[0].family, rows[0].num_layers
+    vocab, width = max(row.vocab_size for row in rows), max(row.hidden_size for row in rows)
+    recipes = list({row.recipe.name: row.recipe for row in rows}.values())
+    ties = sorted({row.tied for row in rows})
+
+    def points(some: Iterable[Comparison]) -> list[Point]:
+        return [
+            Point(
+                label=f"{row.recipe.name}, {'tied' if row.tied else 'untied'}",
+                vocab_size=row.vocab_size,
+                hidden_size=row.hidden_size,
+                uniform=row.expected.uniform,
+                predicted=row.expected.loss,
+                measured=row.measured,
+                error=row.error,
+            )
+            for row in some
+        ]
+
+    def line(vocab_sizes: list[int], hidden_sizes: list[int]) -> list[Point]:
+        sizes = {"vocab_sizes": vocab_sizes, "hidden_sizes": hidden_sizes}
+        return points(compare(family, recipes, ties=ties, num_layers=layers, draws=0, **sizes))
+
+    over_vocab = sorted({2**power for power in range(9, 18, 2)} | {row.vocab_size for row in rows})
+    over_width = sorted({2**power for power in range(6, 12)} | {row.hidden_size for row in rows})
+    save(draw(family, line(over_vocab, [width]), line([vocab], over_width), points(rows)), path)
+
+
+HEADER = (
+    f"{'recipe':<28} {'head':<7} {'V':>7} {'d':>5} {'ln V':>7} {'predicted':>10} {'measured':>10} {'±':>6}  logits' std"
+)
+
+
+def _line(row: Comparison) -> str:
+    measured = f"{row.measured:10.3f}" if row.measured is not None else f"{'-':>10}"
+    error = f"{row.error:6.3f}" if row.error is not None else f"{'-':>6}"
+    return (
+        f"{row.recipe.name:<28} {'tied' if row.tied else 'untied':<7} {row.vocab_size:7} {row.hidden_size:5} "
+        f"{row.expected.uniform:7.3f} {row.expected.loss:10.3f} {measured} {error}  {row.expected.width:.3g}"
+        + ("  (they disagree)" if row.agrees is False else "")
+    )
+
+
+def _conclusions(rows: list[Comparison]) -> list[str]:
+    """A sentence for each recipe and tie, at the largest size."""
+    last = {(row.recipe.name, row.tied): row for row in sorted(rows, key=lambda row: (row.vocab_size, row.hidden_size))}
+    return [
+        f"{row.recipe.name}, {'tied' if row.tied else 'untied'}: {row.expected.conclusion}." for row in last.values()
+    ]
+
+
+def _as_dict(row: Comparison) -> dict[str, object]:
+    return {
+        "family": row.family,
+        "recipe": row.recipe.name,
+        "tied": row.tied,
+        "vocab_size": row.vocab_size,
+        "hidden_size": row.hidden_size,
+        "num_layers": row.num_layers,
+        "uniform": row.expected.uniform,
+        "predicted": row.expected.loss,
+        "spread": row.expected.spread,
+        "logit_std": row.expected.width,
+        "self_logit": row.expected.self_logit,
+        "measured": row.measured,
+        "standard_error": row.error,
+        "conclusion": row.expected.conclusion,
+    }

@@ -1,0 +1,239 @@
+"""What of a model decides how signals pass through it at the start: sizes, norms, multipliers. Read from its config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bowline.errors import ConfigError, UsageError
+
+__all__ = ["Architecture"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A language model as its first loss sees it.
+
+    Args:
+        family: the config's `model_type`.
+        vocab_size: V.
+        hidden_size: d.
+        embedding_size: columns of the table; d unless it is factorised (ALBERT) or has a projection (LSTM).
+        num_layers: L, of the decoder where there are two stacks.
+        encoder_layers: of the encoder beside it, 0 where there is none.
+        num_heads: of the attention's queries.
+        head_size: of one of them.
+        intermediate_size: of the feed-forward part.
+        activation: in it.
+        gated: whether it multiplies two products.
+        post_norm: whether a norm stands behind each sum (BERT) or before each part.
+        causal: whether a position sees only what is before it.
+        positions: whether positions have a table that is added to the embedding.
+        token_types: the same of token types.
+        transform: whether the head has a layer of its own before its matrix (BERT).
+        head_bias: whether the head has one.
+        recurrent: an LSTM.
+        projected: whether a matrix stands between the last layer and the head (LSTM).
+        score_scale: what attention scores are multiplied by.
+        embed_scale: what looked-up embeddings are multiplied by.
+        logit_scale: what logits are multiplied by.
+        tied: whether the head is the table.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    embedding_size: int
+    num_layers: int
+    encoder_layers: int = 0
+    num_heads: int = 1
+    head_size: int = 1
+    intermediate_size: int = 1
+    activation: str = "gelu"
+    gated: bool = False
+    post_norm: bool = False
+    causal: bool = True
+    positions: bool = False
+    token_types: bool = False
+    transform: bool = False
+    head_bias: bool = False
+    recurrent: bool = False
+    projected: bool = False
+    score_scale: float = 1.0
+    embed_scale: float = 1.0
+    logit_scale: float = 1.0
+    tied: bool = True
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """What a recipe's scales may follow."""
+        return {
+            "hidden_size": self.hidden_size,
+            "embedding_size": self.embedding_size,
+            "head_size": self.head_size,
+            "attention_size": self.num_heads * self.head_size,
+            "intermediate_size": self.intermediate_size,
+            "num_layers": self.num_layers,
+            "two_layers": 2 * self.num_layers,
+        }
+
+    def sizes_of(self, fan_in: int, fan_out: int) -> dict[str, float]:
+        """The same, for one matrix of the model."""
+        return {**self.sizes, "fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
+
+    @classmethod
+    def of(cls, model: Any) -> Architecture:
+        """From a model with a config, a config object, or the content of a `config.json`.
+
+        Raises:
+            UsageError: a family that is not known here.
+            ConfigError: a size that the config does not state.
+
+        Example:
+            >>> config = {"model_type": "gpt2", "vocab_size": 9, "n_embd": 8, "n_layer": 2, "n_head": 2}
+            >>> Architecture.of(config).sizes["intermediate_size"]
+            32
+        """
+        if isinstance(model, Architecture):
+            return model
+        config = _Config(getattr(model, "config", model))
+        family = config.get("model_type", "")
+        if family not in _READERS:
+            raise UsageError(
+                f"{type(model).__name__} of the family {family!r:.60}: expected one of {', '.join(_READERS)}",
+                help="say what it is as a bowline.recipes.Architecture",
+            )
+        read = _READERS[family](config)
+        tied = bool(config.get("tie_word_embeddings", True))
+        return replace(
+            cls(
+                family=family,
+                vocab_size=config["vocab_size"],
+                tied=tied,
+                **{"embedding_size": read["hidden_size"], **read},
+            ),
+            embed_scale=read.get("embed_scale", 1.0) * config.get("embed_scale", 1.0),
+            logit_scale=read.get("logit_scale", 1.0) * config.get("logit_scale", 1.0),
+        )
+
+
+class _Config:
+    """Keys of a config, whether it is a mapping or an object."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def get(self, name: str, default: Any = None) -> Any:
+        found = self.content.get(name) if isinstance(self.content, Mapping) else getattr(self.content, name, None)
+        return default if found is None else found
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.get(name)
+        if found is None:
+            raise ConfigError(f"the config has no {name}", help="give the whole config, as the model has it")
+        return found
+
+
+def _bert(config: _Config) -> dict[str, Any]:
+    size = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "hidden_size": config["hidden_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "head_size": size,
+        "intermediate_size": config["intermediate_size"],
+        "activation": config["hidden_act"],
+        "post_norm": True,
+        "causal": False,
+        "positions": True,
+        "token_types": True,
+        "transform": True,
+        "head_bias": True,
+        "score_scale": size**-0.5,
+    }
+
+
+def _albert(config: _Config) -> dict[str, Any]:
+    return {**_bert(config), "embedding_size": config["embedding_size"]}
+
+
+def _gpt2(config: _Config) -> dict[str, Any]:
+    width = config["n_embd"]
+    size = width // config["n_head"]
+    return {
+        "hidden_size": width,
+        "num_layers": config["n_layer"],
+        "num_heads": config["n_head"],
+        "head_size": size,
+        "intermediate_size": config.get("n_inner", 4 * width),
+        "activation": config.get("activation_function", "gelu_new"),
+        "positions": True,
+        "score_scale": size**-0.5 if config.get("scale_attn_weights", True) else 1.0,
+    }
+
+
+def _t5(config: _Config) -> dict[str, Any]:
+    kind = config.get("feed_forward_proj", "relu")
+    always = {"umt5": True, "mt5": False}.get(config["model_type"])
+    stated = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
+    scaled = stated if always is None else always
+    return {
+        "hidden_size": config["d_model"],
+        "num_layers": config.get("num_decoder_layers", config["num_layers"]),
+        "encoder_layers": config["num_layers"],
+        "num_heads": config["num_heads"],
+        "head_size": config["d_kv"],
+        "intermediate_size": config["d_ff"],
+        "activation": kind.removeprefix("gated-"),
+        "gated": kind.startswith("gated-"),
+        "logit_scale": config["d_model"] ** -0.5 if scaled else 1.0,
+    }
+
+
+def _llama(config: _Config) -> dict[str, Any]:
+    size = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    return {
+        "hidden_size": config["hidden_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "head_size": size,
+        "intermediate_size": config["intermediate_size"],
+        "activation": config.get("hidden_act", "silu"),
+        "gated": True,
+        "score_scale": size**-0.5,
+    }
+
+
+def _gemma(config: _Config) -> dict[str, Any]:
+    activation = config.get("hidden_activation", config.get("hidden_act", "gelu_pytorch_tanh"))
+    return {**_llama(config), "activation": activation, "embed_scale": math.sqrt(config["hidden_size"])}
+
+
+def _lstm(config: _Config) -> dict[str, Any]:
+    width, inner = config.get("embedding_size", config["hidden_size"]), config["hidden_size"]
+    projected = config.get("projection", inner != width)
+    return {
+        "hidden_size": inner,
+        "embedding_size": width,
+        "num_layers": config["num_layers"],
+        "recurrent": True,
+        "projected": projected,
+        "head_bias": config.get("head_bias", True),
+    }
+
+
+_READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
+    "bert": _bert,
+    "albert": _albert,
+    "gpt2": _gpt2,
+    "t5": _t5,
+    "mt5": _t5,
+    "umt5": _t5,
+    "lstm": _lstm,
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _llama,
+    "gemma": _gemma,
+}

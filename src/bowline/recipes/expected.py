@@ -1,0 +1,169 @@
+"""The cross entropy of a model that has learned nothing, from its recipe alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from bowline.errors import UsageError
+from bowline.recipes.architecture import Architecture
+from bowline.recipes.known import RECIPES
+from bowline.recipes.recipe import Recipe, Role
+from bowline.recipes.signal import Signal, propagate
+from bowline.recipes.softmax import critical_width, log_sum_exp
+
+__all__ = ["InitialLoss", "expected_loss", "named"]
+
+Scales = Literal["recipe", "model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialLoss:
+    """A predicted first loss, in nats.
+
+    `loss` and `spread` are the mean and the standard deviation over tokens. `uniform` is ln V, the loss of a model that
+    knows nothing and says so. `width` is the standard deviation of a logit; above `critical`, sqrt(2 ln V), one token
+    has most of each softmax. `self_logit` is the mean logit of the input's own token, which a tied head raises, and
+    `similarity` the cosine of the hidden state and that token's embedding; `without_self` is the loss but for that.
+    """
+
+    loss: float
+    without_self: float
+    spread: float
+    uniform: float
+    width: float
+    critical: float
+    self_logit: float
+    similarity: float
+
+    @property
+    def explodes(self) -> bool:
+        """Whether the first loss is more than twice ln V: training begins by undoing the recipe."""
+        return self.loss > 2 * self.uniform
+
+    @property
+    def conclusion(self) -> str:
+        """What to think of it, in a sentence."""
+        above = self.loss - self.uniform
+        own = self.loss - self.without_self
+        if self.explodes:
+            of = "the input's own token" if own > self.without_self - self.uniform else "one token by chance"
+            return (
+                f"explodes: logits of std {self.width:.3g}, where {self.critical:.2g} is the most, give {of} all of "
+                f"the softmax, and the first loss is {self.loss / self.uniform:.0f} times ln V"
+            )
+        if own > 0.1:
+            return (
+                f"starts {above:.2g} above ln V: the tied head sees the input's own token, with a logit of "
+                f"{self.self_logit:.3g}, until layers or training have covered it"
+            )
+        if above < 0.01:
+            return f"starts at ln V: logits of std {self.width:.2g} say nothing yet"
+        return f"starts {above:.2g} above ln V, as logits of std {self.width:.2g} do"
+
+
+def named(recipe: Recipe | str) -> Recipe:
+    """The recipe of that name, or the recipe itself.
+
+    Raises:
+        UsageError: none of that name.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if not isinstance(recipe, str) or recipe not in RECIPES:
+        raise UsageError(f"the recipe {recipe!r:.60}: expected one of {', '.join(RECIPES)}")
+    return RECIPES[recipe]
+
+
+def check_tie(recipe: Recipe, tied: bool) -> None:
+    """Whether it is a recipe for such a head.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if tied not in recipe.ties:
+        wanted, seen = (
+            ("a tied head", "one of its own") if recipe.ties == (True,) else ("a head of its own", "a tied one")
+        )
+        raise UsageError(
+            f"the recipe {recipe.name!r} is for {wanted}, and the model has {seen}",
+            help="dataclasses.replace(recipe, ties=(True, False)) takes it for both",
+        )
+
+
+def expected_loss(
+    model: Any, recipe: Recipe | str, *, tied: bool | None = None, length: int = 32, scales: Scales = "recipe"
+) -> InitialLoss:
+    """The mean cross entropy at the start, on random tokens with random labels: E ln sum_j exp(z_j).
+
+    A logit z_j = c h . w_j of a token that is not the input has the width c s ‖h‖, with s the head's std, c the logit
+    scale and ‖h‖ = sqrt(d) behind a norm. Tied, the input's own token has the logit cos(h, e) c s sqrt(d) ‖h‖ besides,
+    and where that is more than ln V it is the loss. Both sums are exact (`softmax`); the cosine is followed through
+    the layers (`signal`). Sizes are taken to be large: figures are within 5 % from d = 64 or so.
+
+    Args:
+        model: a model, its config or the content of a `config.json`, of a family that `Architecture` knows; or an
+            `Architecture`.
+        recipe: one of `RECIPES`, or its name.
+        tied: in place of what the config says.
+        length: tokens in a sequence; positions at its beginning mix few others, and have more of their own.
+        scales: the multipliers of embeddings and logits: the recipe's, or those that the model has.
+
+    Raises:
+        UsageError: a family or a recipe that is not known or not for this tie, or a length below 1.
+
+    Example:
+        >>> config = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
+        >>> expected = expected_loss(config, "transformers-gpt2")
+        >>> round(expected.loss, 3), round(expected.uniform, 3)
+        (10.979, 10.825)
+    """
+    recipe = named(recipe)
+    if length < 1:
+        raise UsageError(f"length={length}: expected at least 1")
+    if scales not in ("recipe", "model"):
+        raise UsageError(f"scales={scales!r}: expected 'recipe' or 'model'")
+    shape = Architecture.of(model)
+    tied = shape.tied if tied is None else tied
+    check_tie(recipe, tied)
+    by_recipe = scales == "recipe"
+    embed_scale = recipe.embed_scale(shape.sizes) if by_recipe else shape.embed_scale
+    logit_scale = recipe.logits_by(tied)(shape.sizes) if by_recipe else shape.logit_scale
+    signal = propagate(shape, recipe, embed_scale, length)
+    sizes = shape.sizes_of(shape.embedding_size, shape.vocab_size)
+    head = recipe.of(Role.INPUT_EMBEDDING if tied else Role.HEAD).std(sizes)
+    bias = logit_scale * recipe.of(Role.HEAD_BIAS).std(sizes) if shape.head_bias else 0.0
+    widths = np.hypot(logit_scale * head * signal.norm, bias)
+    own = signal.similarity * logit_scale * head * signal.norm * math.sqrt(shape.embedding_size)
+    own = own if tied else np.zeros(length)
+    plain = _alone(shape.vocab_size, widths)
+    losses, variances = _moments(shape.vocab_size, widths, own, signal) if own.any() else plain
+    return InitialLoss(
+        loss=float(losses.mean()),
+        without_self=float(plain[0].mean()),
+        spread=math.sqrt(float(variances.mean() + losses.var() + (widths**2).mean())),
+        uniform=math.log(shape.vocab_size),
+        width=float(widths.mean()),
+        critical=critical_width(shape.vocab_size),
+        self_logit=float(own.mean()),
+        similarity=float(signal.similarity.mean()) if tied else 0.0,
+    )
+
+
+def _alone(count: int, widths: Any) -> tuple[Any, Any]:
+    """Mean and variance at each position, of V logits that are alike."""
+    each = {width: log_sum_exp(width, count)[0] for width in set(widths.tolist())}
+    both = np.array([each[width] for width in widths.tolist()])
+    return both[:, 0], both[:, 1]
+
+
+def _moments(count: int, widths: Any, own: Any, signal: Signal) -> tuple[Any, Any]:
+    """The same with the input's own among them; over positions, a few of its logits stand for those between."""
+    width, similar = float(widths[0]), float(signal.similarity.mean())
+    places = np.linspace(own.min(), own.max(), 9) if len(set(own.tolist())) > 9 else np.unique(own)
+    extra_width = width * math.sqrt(max(0.0, 1 - similar**2))
+    both = np.array(log_sum_exp(width, max(1, count - 1), places.tolist(), extra_width))
+    return np.interp(own, places, both[:, 0]), np.interp(own, places, both[:, 1])

@@ -1,0 +1,117 @@
+"""A recipe: how each role of a language model is drawn, and the multipliers that belong to those numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from bowline.errors import UsageError
+from bowline.recipes.distribution import Distribution, Scale, constant
+
+__all__ = ["Recipe", "Role"]
+
+
+class Role(StrEnum):
+    """What a tensor is there for. A recipe that says nothing of a role takes what it says of the role's `base`."""
+
+    INPUT_EMBEDDING = "input embedding"
+    POSITIONS = "positions"
+    TOKEN_TYPES = "token types"
+    HEAD = "head, untied"
+    LINEAR = "any other matrix"
+    QUERY = "query"
+    KEY = "key"
+    VALUE = "value"
+    ATTENTION_OUT = "attention out"
+    FEED_FORWARD_IN = "feed-forward in"
+    FEED_FORWARD_OUT = "feed-forward out"
+    TRANSFORM = "head's transform"
+    PROJECTION = "projection"
+    CLASSIFIER = "pooler, classifier"
+    RECURRENT = "recurrent"
+    RELATIVE_BIAS = "relative bias"
+    NORM_WEIGHT = "norm weight"
+    NORM_BIAS = "norm bias"
+    BIAS = "bias"
+    HEAD_BIAS = "head's bias"
+    RECURRENT_BIAS = "recurrent bias"
+
+    @property
+    def base(self) -> Role | None:
+        """The role whose distribution stands in for this one's."""
+        return _BASES.get(self)
+
+
+_BASES = {
+    Role.POSITIONS: Role.INPUT_EMBEDDING,
+    Role.TOKEN_TYPES: Role.POSITIONS,
+    Role.HEAD: Role.LINEAR,
+    Role.QUERY: Role.LINEAR,
+    Role.KEY: Role.LINEAR,
+    Role.VALUE: Role.LINEAR,
+    Role.ATTENTION_OUT: Role.LINEAR,
+    Role.FEED_FORWARD_IN: Role.LINEAR,
+    Role.FEED_FORWARD_OUT: Role.LINEAR,
+    Role.TRANSFORM: Role.LINEAR,
+    Role.PROJECTION: Role.LINEAR,
+    Role.CLASSIFIER: Role.LINEAR,
+    Role.RECURRENT: Role.LINEAR,
+    Role.RELATIVE_BIAS: Role.INPUT_EMBEDDING,
+    Role.HEAD_BIAS: Role.BIAS,
+    Role.RECURRENT_BIAS: Role.BIAS,
+}
+_UNSAID = {Role.NORM_WEIGHT: constant(1.0), Role.NORM_BIAS: constant(0.0), Role.BIAS: constant(0.0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Numbers that belong together: a distribution for each role, and what the model multiplies by.
+
+    A table of std 1 is right where the logits are multiplied by d^-1/2, and 27.7 times too large where they are not:
+    so the multipliers are part of it. `expected_loss` predicts what follows, and `bowline.nn.init_weights` draws.
+
+    Args:
+        name: as `RECIPES` and the command line know it.
+        title: in a few words.
+        source: where it was read: a file of a repository, or a paper.
+        roles: a distribution for each role; see `Role` for what stands in for one that is not there.
+        families: the model types it was made for.
+        embed_scale: what looked-up embeddings are multiplied by.
+        logit_scale: what logits are multiplied by where the head is tied; a head of its own has the scale in its draw.
+        zero_padding: the padding row begins at 0.
+        ties: what it is a recipe for: a tied head, one of its own, or both.
+    """
+
+    name: str
+    title: str
+    source: str
+    roles: Mapping[Role, Distribution]
+    families: tuple[str, ...] = ()
+    embed_scale: Scale = field(default_factory=Scale)
+    logit_scale: Scale = field(default_factory=Scale)
+    zero_padding: bool = False
+    ties: tuple[bool, ...] = (True, False)
+
+    def __post_init__(self) -> None:
+        lacking = [role for role in (Role.INPUT_EMBEDDING, Role.LINEAR) if role not in self.roles]
+        if lacking:
+            raise UsageError(f"recipe {self.name!r}: says nothing of the {lacking[0]!s}")
+        object.__setattr__(self, "roles", MappingProxyType({Role(role): how for role, how in self.roles.items()}))
+
+    def of(self, role: Role) -> Distribution:
+        """How this role is drawn.
+
+        Example:
+            >>> from bowline.recipes import RECIPES
+            >>> print(RECIPES["transformers-gpt2"].of(Role.ATTENTION_OUT))
+            N(0, 0.02 (2 L)^-1/2)
+        """
+        if role in self.roles:
+            return self.roles[role]
+        return self.of(role.base) if role.base is not None else _UNSAID[role]
+
+    def logits_by(self, tied: bool) -> Scale:
+        """What the logits are multiplied by."""
+        return self.logit_scale if tied else Scale()

@@ -1,0 +1,86 @@
+"""The log of a softmax's denominator over V random logits: its mean and variance, exactly, at any width of the logits.
+
+S = sum_j exp(sigma z_j), with z_j ~ N(0, 1) independent. Textbooks have ln V + sigma²/2, which holds while many terms
+share the sum, and the random-energy model's sigma sqrt(2 ln V) + ... where the largest term is the sum (Derrida, 1981);
+the line between them is at sigma = sqrt(2 ln V). Neither is needed. With X ~ Exp(1), the probability of X > e^u S is
+the Laplace transform E exp(-e^u S) = phi(u)^V, phi(u) = E exp(-exp(u + sigma z)); so Y = ln X - ln S has a known
+distribution, and since ln X has mean -euler and variance π²/6,
+
+    E ln S = -euler - E Y        Var ln S = Var Y - π²/6.
+
+One more term, exp(m + t z), of a token that is unlike the others, multiplies the transform by its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["critical_width", "log_sum_exp"]
+
+Floats = npt.NDArray[np.float64]
+GRID = 0.25
+"""Step of u and, at most, of z. exp(-exp(u)) is analytic for |Im u| < π/2: a sum in steps of h is off by exp(-π²/h)."""
+REACH = 12.0
+"""Standard deviations of z: beyond them is less than 1e-32."""
+
+
+def critical_width(vocab_size: int) -> float:
+    """sqrt(2 ln V), 4.65 at V = 50257: with logits of a larger std a single token has most of the softmax.
+
+    Example:
+        >>> round(critical_width(50257), 2)
+        4.65
+    """
+    return math.sqrt(2 * math.log(vocab_size))
+
+
+def log_sum_exp(
+    width: float, count: int, extra: Sequence[float] = (), extra_width: float = 0.0
+) -> list[tuple[float, float]]:
+    """Mean and variance of ln sum_j exp(width z_j), over `count` terms.
+
+    With `extra`, a mean and variance for each of its numbers m: of the sum with one more term exp(m + extra_width z).
+
+    Example:
+        >>> (mean, variance), = log_sum_exp(1.0, 50257)
+        >>> round(mean, 3), round(math.log(50257) + 1 / 2, 3)
+        (11.325, 11.325)
+        >>> (frozen, _), = log_sum_exp(27.7, 32128)  # far from ln V + width²/2, which is 394
+        >>> round(frozen, 1)
+        114.5
+    """
+    top = min(math.log(count) + width**2 / 2, math.log(count) + REACH * width)
+    top = max([top, *(m + REACH * extra_width for m in extra)])
+    bottom = 0.0 if count >= 100 else -REACH * width  # 2^-100: that all z are negative
+    u = np.arange(-top - 40.0, -bottom + 12.0, GRID)
+    common = count * np.log1p(-_lost(u, width))
+    if not len(extra):
+        return [_moments(u, common)]
+    return [_moments(u, common + np.log1p(-_lost(u + m, extra_width))) for m in extra]
+
+
+def _lost(u: Floats, width: float) -> Floats:
+    """1 - E exp(-exp(u + width z)), without cancellation where it is small."""
+    if width == 0.0:
+        return np.minimum(-np.expm1(-np.exp(np.minimum(u, 7.0))), 1 - 1e-15)
+    step = min(GRID, 2 * GRID / width)
+    z = np.arange(-REACH, REACH + step / 2, step)
+    weights = np.exp(-z * z / 2) * (step / math.sqrt(2 * math.pi))
+    lost = np.empty_like(u)
+    for at in range(0, len(u), 256):
+        some = u[at : at + 256, None] + width * z
+        lost[at : at + 256] = -np.expm1(-np.exp(np.minimum(some, 7.0))) @ weights
+    return np.minimum(lost, 1 - 1e-15)
+
+
+def _moments(u: Floats, log_survival: Floats) -> tuple[float, float]:
+    """Of ln S, where exp(log_survival) is the probability of Y > u."""
+    mass = -np.diff(np.exp(log_survival))
+    places = (u[1:] + u[:-1]) / 2
+    mean = float(mass @ places / mass.sum())
+    variance = float(mass @ (places - mean) ** 2 / mass.sum()) - GRID**2 / 12  # of a place within its step
+    return -float(np.euler_gamma) - mean, max(0.0, variance - math.pi**2 / 6)

@@ -1,0 +1,1 @@
+"""Questions about the tie, answered by measurement."""

@@ -1,0 +1,62 @@
+"""`bowline init-loss`: the table, the sentences, the JSON, the plot, and what is said of what cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bowline.cli import app
+from bowline.errors import UsageError
+
+SMALL = ["--vocab-size", "300", "--hidden-size", "64", "--layers", "1", "--draws", "2"]
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["init-loss", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_line_and_a_sentence_for_each_recipe_and_tie() -> None:
+    lines = run("--family", "t5", "--recipe", "t5x", "--recipe", "torch", *SMALL).splitlines()
+    assert lines[0].split()[:4] == ["recipe", "head", "V", "d"]
+    assert [line.split()[:4] for line in lines[1:5]] == [
+        [recipe, tied, "300", "64"] for recipe in ("t5x", "torch") for tied in ("tied", "untied")
+    ]
+    assert lines[5] == ""
+    assert [line.split(":")[0] for line in lines[6:]] == ["t5x, tied", "t5x, untied", "torch, tied", "torch, untied"]
+    assert "explodes" in lines[8]
+
+
+def test_json_has_every_number() -> None:
+    content = json.loads(run("--family", "gpt2", "--recipe", "vaswani", "--tied", "--output-format", "json", *SMALL))
+    assert content["version"] == 1
+    (row,) = content["rows"]
+    assert (row["family"], row["recipe"], row["tied"], row["vocab_size"]) == ("gpt2", "vaswani", True, 300)
+    assert row["measured"] == pytest.approx(row["predicted"], rel=0.2)
+    assert row["standard_error"] > 0
+
+
+def test_the_plot_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "loss.svg"
+    run("--family", "gpt2", "--recipe", "torch", "--plot", str(path), *SMALL)
+    assert path.read_text().startswith("<?xml")
+    with pytest.raises(UsageError, match=r"loss\.txt: expected a file name that ends in \.svg"):
+        run("--family", "gpt2", "--recipe", "torch", "--plot", str(tmp_path / "loss.txt"), *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--recipe", "none"], "the recipe 'none': expected one of"),
+        (["--recipe", "transformers-t5-forced-tie", "--untied"], "not for a head that is untied"),
+        (["--vocab-size", "0"], "vocab_size 0: expected at least 2"),
+    ],
+)
+def test_what_cannot_be_is_an_error_of_ours(arguments: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        run("--family", "t5", *arguments)
