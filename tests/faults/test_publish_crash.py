@@ -77,6 +77,7 @@ for kill in range(kills):
         previous += 1
         publish(version)
     version = whole()
+    pace *= 0.9 if version not in seen else 1.2  # whatever else the machine does, kills fall before and after one
     seen.add(version)
 publish(version + 1)
 assert [path.name for path in place.parent.iterdir()] == [place.name]

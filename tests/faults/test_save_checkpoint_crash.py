@@ -73,6 +73,7 @@ for kill in range(kills):
     version = json.loads((place / "config.json").read_text())["version"]
     assert all((parameter == version).all() for parameter in fresh.parameters()), version
     assert fresh.head.weight is fresh.emb.weight
+    pace *= 0.9 if version not in seen else 1.2  # whatever else the machine does, kills fall before and after a save
     seen.add(version)
 save(version + 1)
 assert [path.name for path in place.parent.iterdir()] == [place.name]
