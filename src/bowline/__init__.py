@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         tie_weights,
         unique_parameters,
         untie_weights,
+        use_tied_loss,
     )
     from bowline.recipes import RECIPES, Recipe, expected_loss
     from bowline.tie import Tie, TieState
@@ -61,6 +62,7 @@ __all__ = [
     "tie_weights",
     "unique_parameters",
     "untie_weights",
+    "use_tied_loss",
 ]
 
 _HOMES = {
@@ -89,6 +91,7 @@ _HOMES = {
     "tie_weights": "bowline.nn",
     "unique_parameters": "bowline.nn",
     "untie_weights": "bowline.nn",
+    "use_tied_loss": "bowline.nn",
 }
 
 

@@ -11,6 +11,7 @@ from bowline.nn.quantize import quantize_tied
 from bowline.nn.state.load import LoadReport, load_state
 from bowline.nn.state.load_checkpoint import load_checkpoint
 from bowline.nn.state.save_checkpoint import save_checkpoint
+from bowline.nn.tied_loss import TiedLoss, use_tied_loss
 from bowline.nn.ties.check import check_ties
 from bowline.nn.ties.declared import declared_ties
 from bowline.nn.ties.find import FoundTies, find_ties
@@ -30,6 +31,7 @@ __all__ = [
     "TieCheck",
     "TieGuard",
     "TieReport",
+    "TiedLoss",
     "VocabChange",
     "apply_once",
     "check_ties",
@@ -49,4 +51,5 @@ __all__ = [
     "tie_weights",
     "unique_parameters",
     "untie_weights",
+    "use_tied_loss",
 ]

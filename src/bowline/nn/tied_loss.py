@@ -1,0 +1,111 @@
+"""`use_tied_loss`: a model of transformers, or any other, that computes its loss without its logits, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from bowline.errors import UsageError
+from bowline.nn.deferred import DeferredLogits, Product
+from bowline.nn.slots import expect_module
+
+__all__ = ["TiedLoss", "use_tied_loss"]
+
+
+class TiedLoss:
+    """What `use_tied_loss` returns: `remove()` gives the head its own forward back, and so does leaving `with`."""
+
+    def __init__(self, head: nn.Module, forward: Callable[..., Any]) -> None:
+        self.head = head
+        self._forward = forward
+
+    def remove(self) -> None:
+        """The model as it was. A second time nothing happens.
+
+        Raises:
+            UsageError: something else has taken the head's forward since, and has to go first.
+        """
+        now = self.head.__dict__.get("forward")
+        if now is None:
+            return
+        if now is not self._forward:
+            raise UsageError(
+                f"the head's forward is {getattr(now, '__qualname__', now)!r:.60} now, which is not use_tied_loss's",
+                help="remove what was put around the head after it",
+            )
+        del self.head.__dict__["forward"]
+
+    def __enter__(self) -> TiedLoss:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
+    """From now on the model's `loss`, given `labels`, is `linear_cross_entropy`: no float32 copies of the logits.
+
+    The head then returns logits that are computed when something needs them (`bowline.nn.deferred`): what a model does
+    between its head and `cross_entropy`, a cast, a scale, a softcap, a bias, is noted and given to the loss. So
+    `output.logits` is there on request, generation works as before, and a model that does something else with its
+    logits is computed as it was. Weights, names and files are untouched.
+
+    Args:
+        model: has `get_output_embeddings()`, whose module is a Linear: transformers' and Bowline's models.
+        backend: of `linear_cross_entropy`.
+
+    Raises:
+        UsageError: no such head, one with a forward of its own already, or one that is quantised or wrapped.
+
+    Example:
+        >>> class Tiny(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.lm_head = nn.Linear(4, 9, bias=False)
+        ...     def get_output_embeddings(self):
+        ...         return self.lm_head
+        ...     def forward(self, hidden, labels):
+        ...         return nn.functional.cross_entropy(self.lm_head(hidden).float(), labels)
+        >>> model, hidden, labels = Tiny(), torch.ones(2, 4), torch.tensor([1, 8])
+        >>> plain = model(hidden, labels)
+        >>> with use_tied_loss(model):
+        ...     torch.testing.assert_close(model(hidden, labels), plain)
+    """
+    expect_module(model)
+    ask = getattr(model, "get_output_embeddings", None)
+    head = ask() if callable(ask) else None
+    weight = getattr(head, "weight", None)
+    if not isinstance(head, nn.Linear) or not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
+        seen = "no get_output_embeddings()" if not callable(ask) else f"a {type(head).__name__} as its head"
+        raise UsageError(
+            f"{type(model).__name__} has {seen}, expected a Linear with a floating-point weight",
+            help="call bowline.linear_cross_entropy(hidden, weight, labels) where the loss is computed",
+        )
+    if "forward" in head.__dict__:
+        raise UsageError(
+            f"the head of {type(model).__name__} has a forward of its own already",
+            help="remove the other hook (or the first use_tied_loss) before",
+        )
+    forward = _deferring(head, backend)
+    head.__dict__["forward"] = forward  # found before the class's own
+    return TiedLoss(head, forward)
+
+
+def _deferring(head: nn.Linear, backend: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    own = type(head).forward
+
+    def deferred(hidden: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            return own(head, hidden)
+        kind = hidden.device.type
+        narrow = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
+        dtype = torch.get_autocast_dtype(kind) if narrow else torch.result_type(hidden, head.weight)
+        return DeferredLogits(Product(hidden, head.weight, head.bias, dtype, backend))
+
+    return deferred

@@ -1,0 +1,270 @@
+"""`use_tied_loss`: the losses and gradients of the model as it was, without its logits; and the model itself again."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
+
+from bowline.errors import UsageError
+from bowline.nn import find_ties
+from bowline.nn.deferred import DeferredLogits, Product
+from bowline.nn.tied_loss import use_tied_loss
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
+
+V = 50
+LAYER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+SEQ2SEQ = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "GPT2LMHeadModel": {
+        "n_embd": 16,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 32,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    },
+    "BertForMaskedLM": LAYER,
+    "BertForPreTraining": LAYER,
+    "RobertaForMaskedLM": LAYER,
+    "T5ForConditionalGeneration": {
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_layers": 1,
+        "num_heads": 2,
+        "decoder_start_token_id": 0,
+    },
+    "BartForConditionalGeneration": {"d_model": 16, **SEQ2SEQ, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32},
+    "LlamaForCausalLM": {**LAYER, "tie_word_embeddings": True},
+    "Gemma2ForCausalLM": {**LAYER, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 16},  # a softcap
+    "CohereForCausalLM": LAYER,  # a scale
+    "GraniteForCausalLM": {**LAYER, "logits_scaling": 2.0, "tie_word_embeddings": True},  # a division
+}
+IDS = torch.randint(3, V, (2, 7), generator=torch.Generator().manual_seed(0))
+
+
+def built(name: str) -> Any:
+    cls = getattr(transformers, name)
+    torch.manual_seed(0)
+    return cls(cls.config_class(vocab_size=V, **CONFIGS[name])).double().eval()
+
+
+def step(model: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    model.zero_grad()
+    more = {"next_sentence_label": torch.tensor([0, 1])} if "PreTraining" in type(model).__name__ else {}
+    output = model(input_ids=IDS, labels=IDS, **more)
+    output.loss.backward()
+    return output, {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+
+
+def logits_of(output: Any) -> Any:
+    return output.prediction_logits if "prediction_logits" in output else output.logits
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_loss_and_every_gradient_are_those_of_the_model_as_it_was(name: str) -> None:
+    model = built(name)
+    plain, gradients = step(model)
+    with use_tied_loss(model):
+        output, found = step(model)
+        assert isinstance(logits_of(output), DeferredLogits)
+        assert logits_of(output)._made is None, "the loss was computed from the logits"
+        torch.testing.assert_close(output.loss, plain.loss, check_dtype=False, rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(found, gradients, rtol=1e-4, atol=1e-7)  # transformers casts logits to float32
+        torch.testing.assert_close(logits_of(output) + 0, logits_of(plain), check_dtype=False)
+    after, again = step(model)
+    assert type(logits_of(after)) is torch.Tensor
+    assert all(torch.equal(again[key], gradients[key]) for key in gradients)
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "T5ForConditionalGeneration", "Gemma2ForCausalLM"])
+def test_generation_says_what_it_said(name: str) -> None:
+    model = built(name).float()
+    for beams in (1, 2):
+        options = {"max_new_tokens": 6, "do_sample": False, "num_beams": beams}
+        plain = model.generate(IDS[:, :3], **options)
+        with use_tied_loss(model):
+            assert torch.equal(model.generate(IDS[:, :3], **options), plain)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_trainer_takes_twenty_steps_to_the_same_losses_and_evaluates(smoothing: float, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    ids = torch.randint(3, V, (80, 7), generator=torch.Generator().manual_seed(1))
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+
+    def losses(model: Any, place: Path) -> list[float]:
+        options = transformers.TrainingArguments(
+            output_dir=str(place),
+            max_steps=20,
+            per_device_train_batch_size=4,
+            label_smoothing_factor=smoothing,
+            learning_rate=1e-2,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        trainer = transformers.Trainer(model=model, args=options, train_dataset=rows, eval_dataset=rows[:8])
+        trainer.train()
+        found = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+        return [*found, trainer.evaluate()["eval_loss"]]
+
+    model = built("GPT2LMHeadModel").float()
+    other = copy.deepcopy(model)
+    use_tied_loss(other)
+    expected, found = losses(model, tmp_path / "a"), losses(other, tmp_path / "b")
+    assert len(found) == 21
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0.0)
+    assert len(find_ties(other).ties) == 1
+
+
+def test_under_autocast_the_product_is_in_half_precision_as_it_was() -> None:
+    model = built("LlamaForCausalLM").float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain, gradients = step(model)
+        with use_tied_loss(model):
+            output, found = step(model)
+            assert output.logits.dtype == plain.logits.dtype
+    torch.testing.assert_close(output.loss, plain.loss, rtol=1e-3, atol=0.0)
+    for key, gradient in gradients.items():
+        assert (found[key] - gradient).norm() <= 2e-2 * gradient.norm() + 1e-4, key
+
+
+def test_a_compiled_model_computes_its_logits_as_it_did() -> None:
+    model = built("LlamaForCausalLM").float()
+    plain, _ = step(model)
+    with use_tied_loss(model):
+        compiled: Any = torch.compile(model, backend="eager")
+        loss = compiled(input_ids=IDS, labels=IDS).loss
+    torch.testing.assert_close(loss, plain.loss, rtol=1e-5, atol=0.0)
+
+
+def test_weights_names_and_files_are_untouched(tmp_path: Path) -> None:
+    model = built("GPT2LMHeadModel")
+    names = list(model.state_dict())
+    use_tied_loss(model)
+    assert list(model.state_dict()) == names
+    assert model.lm_head.weight is model.transformer.wte.weight
+    model.save_pretrained(tmp_path)
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, dtype=torch.float64)
+    torch.testing.assert_close(again(IDS).logits, model(IDS).logits + 0)
+
+
+# --- what cannot be, and what was there before ----------------------------------------------------------------------
+
+
+def test_it_is_put_on_once_and_taken_off_in_order() -> None:
+    model = built("GPT2LMHeadModel")
+    loss = use_tied_loss(model)
+    with pytest.raises(UsageError, match="has a forward of its own already"):
+        use_tied_loss(model)
+    mine = model.lm_head.__dict__["forward"]
+    model.lm_head.__dict__["forward"] = lambda hidden: mine(hidden)
+    with pytest.raises(UsageError, match="which is not use_tied_loss's"):
+        loss.remove()
+    model.lm_head.__dict__["forward"] = mine
+    loss.remove()
+    loss.remove()
+    assert "forward" not in model.lm_head.__dict__
+
+
+class Headless(nn.Module):
+    def get_output_embeddings(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("model", "told"), [(Headless(), "a NoneType as its head"), (nn.Linear(2, 3), "no get_output")]
+)
+def test_a_model_without_a_linear_head_is_refused(model: nn.Module, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        use_tied_loss(model)
+    with pytest.raises(UsageError, match="expected"):
+        use_tied_loss("gpt2")  # type: ignore[arg-type]
+
+
+# --- logits that are deferred ---------------------------------------------------------------------------------------
+
+STEPS: dict[str, Callable[[Any], Any]] = {
+    "float": lambda x: x.float(),
+    "to": lambda x: x.to(torch.float32),
+    "to device": lambda x: x.to("cpu"),
+    "scale": lambda x: x * 0.5,
+    "scale from the left": lambda x: 0.5 * x,
+    "divide": lambda x: x / 3.0,
+    "cap": lambda x: torch.tanh(x / 2.0) * 2.0,
+    "contiguous": lambda x: x.contiguous(),
+    "view": lambda x: x.view(-1, x.size(-1)),
+    "reshape": lambda x: x.reshape(-1, V),
+    "view by shape": lambda x: x.view(x.shape),
+    "flatten": lambda x: x.flatten(0, -2),
+    "rows": lambda x: x[..., :-1, :],
+    "first": lambda x: x[:1],
+    "tokens": lambda x: x[..., :10],
+    "one token": lambda x: x[..., 3],
+    "softmax": lambda x: x.softmax(-1),
+    "negate": lambda x: -x,
+    "bias": lambda x: x + torch.arange(V, dtype=x.dtype),
+    "detach": lambda x: x.detach(),
+    "transpose": lambda x: x.transpose(0, -1),
+    "sum": lambda x: x.sum(-1),
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(sorted(STEPS)), max_size=5), st.booleans())
+def test_whatever_is_done_to_them_is_what_would_be_of_the_logits(steps: list[str], biased: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((2, 3, 4), (V, 4)))
+    bias = torch.randn(V, generator=generator, dtype=torch.float64) if biased else None
+    real: Any = F.linear(hidden, weight, bias)
+    deferred: Any = DeferredLogits(Product(hidden, weight, bias, torch.float64))
+    for name in steps:
+        try:
+            real = STEPS[name](real)
+        except (RuntimeError, IndexError):  # not of this shape any more, or not of this layout, which is not kept
+            return
+        deferred = STEPS[name](deferred)
+        assert (tuple(deferred.shape), deferred.dtype, deferred.dim()) == (tuple(real.shape), real.dtype, real.dim())
+    torch.testing.assert_close(deferred + 0, real, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_its_cross_entropy_is_torchs(reduction: str, smoothing: float) -> None:
+    hidden, weight = torch.randn(6, 4, dtype=torch.float64), torch.randn(V, 4, dtype=torch.float64)
+    labels = torch.tensor([1, 2, -100, 4, 5, 49])
+    options: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
+    deferred = DeferredLogits(Product(hidden, weight, None, torch.float64))
+    torch.testing.assert_close(
+        F.cross_entropy(deferred, labels, **options), F.cross_entropy(hidden @ weight.T, labels, **options)
+    )
+    assert deferred._made is None
+    weighted = F.cross_entropy(
+        deferred, labels, weight=torch.rand(V, dtype=torch.float64)
+    )  # torch's own, of the logits
+    assert deferred._made is not None
+    assert weighted.isfinite()
+
+
+def test_copies_and_pickles_are_plain_logits() -> None:
+    deferred = DeferredLogits(Product(torch.ones(2, 4), torch.ones(V, 4), None, torch.float32))
+    for copied in (copy.deepcopy(deferred), pickle.loads(pickle.dumps(deferred))):
+        assert type(copied) is torch.Tensor
+        assert torch.equal(copied, torch.full((2, V), 4.0))
+    assert "DeferredLogits(shape=(2, 50)" in repr(DeferredLogits(deferred.product))
