@@ -91,3 +91,17 @@ def test_bw405_is_not_said_of_a_trained_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", [GPT2 | {"model_type": "mamba"}, {"architectures": ["GPT2LMHeadModel"]}])
 def test_bw405_is_not_said_where_the_layers_are_not_known(config: dict[str, Any], tmp_path: Path) -> None:
     assert "BW405" not in codes(write(tmp_path, {WTE: drawn(1.0)}, config))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"n_head": 0}, {"n_head": "2"}, {"n_layer": 10**9}, {"activation_function": "snake"}, {"embed_scale": "x"}],
+)
+def test_bw405_leaves_the_audit_alone_where_the_config_says_what_cannot_be(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    assert "BW405" not in codes(write(tmp_path, {WTE: drawn(1.0)}, GPT2 | wrong))
+
+
+def test_bw405_is_quick_whatever_the_std(tmp_path: Path) -> None:
+    assert "about 27" in one(write(tmp_path, {WTE: drawn(3e3)}, GPT2), "BW405").message

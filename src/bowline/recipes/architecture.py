@@ -66,6 +66,14 @@ class Architecture:
     logit_scale: float = 1.0
     tied: bool = True
 
+    def __post_init__(self) -> None:
+        for name in SIZES:
+            _whole(name, getattr(self, name), 0 if name == "encoder_layers" else 1)
+        for name in ("score_scale", "embed_scale", "logit_scale"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ConfigError(f"{name} is {value!r:.60}, expected a finite number", help="correct the config")
+
     @property
     def sizes(self) -> dict[str, float]:
         """What a recipe's scales may follow."""
@@ -100,13 +108,15 @@ class Architecture:
             return model
         config = _Config(getattr(model, "config", model))
         family = config.get("model_type", "")
-        if family not in _READERS:
+        if not isinstance(family, str) or family not in _READERS:
             raise UsageError(
                 f"{type(model).__name__} of the family {family!r:.60}: expected one of {', '.join(_READERS)}",
                 help="say what it is as a bowline.recipes.Architecture",
             )
         read = _READERS[family](config)
-        tied = bool(config.get("tie_word_embeddings", True))
+        tied = config.get("tie_word_embeddings", True)
+        if not isinstance(tied, bool):
+            raise ConfigError(f"tie_word_embeddings is {tied!r:.60}, expected true or false", help="correct the config")
         return replace(
             cls(
                 family=family,
@@ -114,8 +124,29 @@ class Architecture:
                 tied=tied,
                 **{"embedding_size": read["hidden_size"], **read},
             ),
-            embed_scale=read.get("embed_scale", 1.0) * config.get("embed_scale", 1.0),
-            logit_scale=read.get("logit_scale", 1.0) * config.get("logit_scale", 1.0),
+            embed_scale=read.get("embed_scale", 1.0) * config.number("embed_scale"),
+            logit_scale=read.get("logit_scale", 1.0) * config.number("logit_scale"),
+        )
+
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "embedding_size",
+    "num_layers",
+    "encoder_layers",
+    "num_heads",
+    "head_size",
+    "intermediate_size",
+)
+MOST, MOST_LAYERS = 2**31 - 1, 10_000
+
+
+def _whole(name: str, value: Any, least: int = 1) -> None:
+    most = MOST_LAYERS if name.endswith(("layers", "layer")) else MOST
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(
+            f"{name} is {value!r:.60}, expected a whole number from {least} to {most}", help="correct the config"
         )
 
 
@@ -129,10 +160,20 @@ class _Config:
         found = self.content.get(name) if isinstance(self.content, Mapping) else getattr(self.content, name, None)
         return default if found is None else found
 
+    def number(self, name: str) -> float:
+        value = self.get(name, 1.0)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"{name} is {value!r:.60}, expected a number", help="correct the config")
+        return float(value)
+
     def __getitem__(self, name: str) -> Any:
         found = self.get(name)
         if found is None:
             raise ConfigError(f"the config has no {name}", help="give the whole config, as the model has it")
+        if name == "hidden_act" and not isinstance(found, str):
+            raise ConfigError(f"{name} is {found!r:.60}, expected a name", help="correct the config")
+        if name not in ("hidden_act", "model_type"):
+            _whole(name, found)
         return found
 
 
@@ -231,6 +272,7 @@ _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "t5": _t5,
     "mt5": _t5,
     "umt5": _t5,
+    "longt5": _t5,
     "lstm": _lstm,
     "llama": _llama,
     "mistral": _llama,

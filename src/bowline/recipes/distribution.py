@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 from bowline.errors import UsageError
 
@@ -24,6 +25,10 @@ SYMBOLS = {
     "fan_avg": "fan_avg",
 }
 """The sizes that a scale may follow, and how they are written. `fan_avg` is (fan_in + fan_out) / 2."""
+LARGEST = 1e6
+"""Factors above it draw nothing that a model can compute with."""
+LEAST_CUT = 0.01
+"""A truncated normal's; below it the draw is a uniform."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,15 @@ class Scale:
     powers: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.powers, Mapping):
+            raise UsageError(f"powers={self.powers!r:.60}: expected {{size: power}}")
         strange = [name for name in self.powers if name not in SYMBOLS]
         if strange:
             raise UsageError(f"a scale by {strange[0]!r}: expected one of {', '.join(SYMBOLS)}")
-        if not (math.isfinite(self.factor) and self.factor >= 0):
-            raise UsageError(f"a scale of {self.factor!r}: expected a finite number from 0")
+        if not all(map(_is_number, self.powers.values())):
+            raise UsageError(f"a scale by {dict(self.powers)!r:.60}: expected finite powers")
+        if not _is_number(self.factor) or not 0 <= self.factor <= LARGEST:
+            raise UsageError(f"a scale of {self.factor!r:.60}: expected a finite number from 0 to {LARGEST:g}")
         object.__setattr__(self, "powers", MappingProxyType(dict(self.powers)))
 
     def __call__(self, sizes: Mapping[str, float]) -> float:
@@ -67,6 +76,10 @@ class Scale:
         return " ".join(parts)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _power(power: float) -> str:
     known = {1.0: "", 0.5: "^1/2", -0.5: "^-1/2", -1.0: "^-1"}
     return known.get(power, f"^{power:g}")
@@ -84,6 +97,16 @@ class Distribution:
     scale: Scale
     cut: float = math.inf
     """A truncated normal is drawn again beyond this many standard deviations."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("normal", "truncated", "uniform", "constant"):
+            raise UsageError(
+                f"a distribution of the kind {self.kind!r:.60}", help="normal, truncated, uniform, constant"
+            )
+        if not isinstance(self.scale, Scale):
+            raise UsageError(f"scale={self.scale!r:.60}: expected a Scale")
+        if not isinstance(self.cut, (int, float)) or not self.cut >= LEAST_CUT:
+            raise UsageError(f"cut={self.cut!r:.60}: expected a number of standard deviations from {LEAST_CUT}")
 
     def std(self, sizes: Mapping[str, float]) -> float:
         """The standard deviation of what is drawn: of a truncated normal or a uniform it is less than the scale.
@@ -126,7 +149,8 @@ def truncated(factor: float = 1.0, *, cut: float = 2.0, corrected: bool = False,
         >>> round(truncated(0.02, corrected=True).std({}), 5)
         0.02
     """
-    return Distribution("truncated", Scale(factor / (truncated_std(cut) if corrected else 1.0), powers), cut)
+    plain = Distribution("truncated", Scale(factor, powers), cut)
+    return replace(plain, scale=Scale(factor / truncated_std(cut), powers)) if corrected else plain
 
 
 def uniform(factor: float = 1.0, **powers: float) -> Distribution:

@@ -13,11 +13,13 @@ from bowline.recipes.architecture import Architecture
 from bowline.recipes.known import RECIPES
 from bowline.recipes.recipe import Recipe, Role
 from bowline.recipes.signal import Signal, propagate
-from bowline.recipes.softmax import critical_width, log_sum_exp
+from bowline.recipes.softmax import GRID, critical_width, log_sum_exp
 
 __all__ = ["InitialLoss", "expected_loss", "named"]
 
 Scales = Literal["recipe", "model"]
+LONGEST = 4096
+"""Positions whose covariance is followed: its square is held."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +124,8 @@ def expected_loss(
         (10.979, 10.825)
     """
     recipe = named(recipe)
-    if length < 1:
-        raise UsageError(f"length={length}: expected at least 1")
+    if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= LONGEST:
+        raise UsageError(f"length={length!r:.60}: expected a whole number from 1 to {LONGEST}")
     if scales not in ("recipe", "model"):
         raise UsageError(f"scales={scales!r}: expected 'recipe' or 'model'")
     shape = Architecture.of(model)
@@ -163,7 +165,8 @@ def _alone(count: int, widths: Any) -> tuple[Any, Any]:
 def _moments(count: int, widths: Any, own: Any, signal: Signal) -> tuple[Any, Any]:
     """The same with the input's own among them; over positions, a few of its logits stand for those between."""
     width, similar = float(widths[0]), float(signal.similarity.mean())
-    places = np.linspace(own.min(), own.max(), 9) if len(set(own.tolist())) > 9 else np.unique(own)
+    low, high = math.floor(own.min() / GRID), math.ceil(own.max() / GRID)
+    places = GRID * np.unique(np.linspace(low, high, 9).round())
     extra_width = width * math.sqrt(max(0.0, 1 - similar**2))
     both = np.array(log_sum_exp(width, max(1, count - 1), places.tolist(), extra_width))
     return np.interp(own, places, both[:, 0]), np.interp(own, places, both[:, 1])

@@ -227,7 +227,7 @@ USUAL = {
     "bert": "transformers-bert",
     "albert": "transformers-bert",
     "gpt2": "transformers-gpt2",
-    **dict.fromkeys(("t5", "mt5", "umt5"), "transformers-t5"),
+    **dict.fromkeys(("t5", "mt5", "umt5", "longt5"), "transformers-t5"),
     "lstm": "press-wolf",
     **dict.fromkeys(("llama", "mistral", "qwen2"), "transformers-llama"),
     "gemma": "transformers-gemma",

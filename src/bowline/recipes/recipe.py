@@ -95,6 +95,16 @@ class Recipe:
     ties: tuple[bool, ...] = (True, False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.roles, Mapping):
+            raise UsageError(f"recipe {self.name!r}: roles={self.roles!r:.60}, expected {{Role: Distribution}}")
+        for role, how in self.roles.items():
+            if role not in set(Role) or not isinstance(how, Distribution):
+                raise UsageError(
+                    f"recipe {self.name!r}: {role!r:.60} as {how!r:.60}, expected a Role and a Distribution"
+                )
+        for what in ("embed_scale", "logit_scale"):
+            if not isinstance(getattr(self, what), Scale):
+                raise UsageError(f"recipe {self.name!r}: {what}={getattr(self, what)!r:.60}, expected a Scale")
         lacking = [role for role in (Role.INPUT_EMBEDDING, Role.LINEAR) if role not in self.roles]
         if lacking:
             raise UsageError(f"recipe {self.name!r}: says nothing of the {lacking[0]!s}")

@@ -84,11 +84,13 @@ class _Stds:
             Role.FEED_FORWARD_OUT: (ff, d),
             Role.INPUT_EMBEDDING: (model.embedding_size, model.vocab_size),
             Role.PROJECTION: (d, model.embedding_size),
+            Role.RECURRENT: (d, 4 * d),
+            Role.RECURRENT_BIAS: (d, 4 * d),
         }
         self.sizes = {role: model.sizes_of(*both) for role, both in ends.items()}
 
     def __call__(self, role: Role) -> float:
-        return self.recipe.of(role).std(self.sizes.get(role, self.model.sizes))
+        return self.recipe.of(role).std(self.sizes.get(role) or self.model.sizes_of(self.model.hidden_size, 1))
 
 
 def _normed(stream: Floats) -> tuple[Floats, Floats]:

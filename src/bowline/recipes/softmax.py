@@ -14,16 +14,20 @@ One more term, exp(m + t z), of a token that is unlike the others, multiplies th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+from bowline.errors import UsageError
 
 __all__ = ["critical_width", "log_sum_exp"]
 
 Floats = npt.NDArray[np.float64]
 GRID = 0.25
 """Step of u and, at most, of z. exp(-exp(u)) is analytic for |Im u| < π/2: a sum in steps of h is off by exp(-π²/h)."""
+LARGEST = 40.0
+"""Wider logits are scaled down to it: the largest term is then the sum, which scales with them but for 1e-3."""
 REACH = 12.0
 """Standard deviations of z: beyond them is less than 1e-32."""
 
@@ -43,6 +47,8 @@ def log_sum_exp(
 ) -> list[tuple[float, float]]:
     """Mean and variance of ln sum_j exp(width z_j), over `count` terms.
 
+    Logits of a std above `LARGEST` are scaled down and the result up, for which it is right within 1e-3.
+
     With `extra`, a mean and variance for each of its numbers m: of the sum with one more term exp(m + extra_width z).
 
     Example:
@@ -53,6 +59,12 @@ def log_sum_exp(
         >>> round(frozen, 1)
         114.5
     """
+    if not all(map(math.isfinite, (width, extra_width, *extra))):
+        raise UsageError("logits that are not finite have no softmax", help="draw with a smaller std")
+    over = max(width, extra_width, max(extra, default=0.0) / REACH) / LARGEST
+    if over > 1:
+        scaled = log_sum_exp(width / over, count, [m / over for m in extra], extra_width / over)
+        return [(mean * over, variance * over**2) for mean, variance in scaled]
     top = min(math.log(count) + width**2 / 2, math.log(count) + REACH * width)
     top = max([top, *(m + REACH * extra_width for m in extra)])
     bottom = 0.0 if count >= 100 else -REACH * width  # 2^-100: that all z are negative
@@ -60,7 +72,21 @@ def log_sum_exp(
     common = count * np.log1p(-_lost(u, width))
     if not len(extra):
         return [_moments(u, common)]
-    return [_moments(u, common + np.log1p(-_lost(u + m, extra_width))) for m in extra]
+    return [_moments(u, common + np.log1p(-lost)) for lost in _lost_beyond(u, extra, extra_width)]
+
+
+def _lost_beyond(u: Floats, extra: Sequence[float], width: float) -> Iterator[Floats]:
+    """`_lost(u + m, width)` for each m; those that differ by whole steps are parts of one."""
+    known: dict[int, tuple[float, Floats]] = {}
+    for m in extra:
+        offset = round(m / GRID % 1 * 1e6)
+        if offset not in known:
+            alike = [other for other in extra if round(other / GRID % 1 * 1e6) == offset]
+            steps = round((max(alike) - min(alike)) / GRID)
+            known[offset] = min(alike), _lost(u[0] + min(alike) + GRID * np.arange(len(u) + steps), width)
+        least, lost = known[offset]
+        start = round((m - least) / GRID)
+        yield lost[start : start + len(u)]
 
 
 def _lost(u: Floats, width: float) -> Floats:

@@ -153,7 +153,7 @@ def compare(
         for width in hidden_sizes or (this.hidden_size,):
             for recipe, tied in pairs:
                 config = this.config(vocab, width, num_layers).updated(tie_word_embeddings=tied)
-                found = [_measured(this.model(config), recipe, seed) for seed in range(draws)]
+                found = [_measured(this.model, config, recipe, seed) for seed in range(draws)]
                 yield Comparison(
                     family=family,
                     recipe=recipe,
@@ -167,6 +167,13 @@ def compare(
                 )
 
 
-def _measured(model: Any, recipe: Recipe, seed: int) -> float:
+def _measured(cls: type[Any], config: Any, recipe: Recipe, seed: int) -> float:
+    try:
+        model = cls(config)
+    except RuntimeError as error:  # torch's own, for what does not fit into memory
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"{cls.__name__} of {config.vocab_size} tokens cannot be built: {reason}", help="smaller sizes, or draws=0"
+        ) from None
     init_weights(model, recipe, seed=seed)
     return measure_loss(model, length=LENGTH, seed=seed).loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -53,10 +54,16 @@ def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
         for name, recipe in RECIPES.items()
         if set(recipe.families) & {shape.family, *family.families}
     }
-    alike = [name for name, value in stds.items() if abs(value / std - 1) < NEAR]
+    near = max(
+        NEAR, 5 / math.sqrt(2 * shape.vocab_size * shape.embedding_size)
+    )  # of a small table, five standard errors
+    alike = [name for name, value in stds.items() if value and abs(value / std - 1) < near]
     roles = {**family.roles, Role.INPUT_EMBEDDING: normal(std), Role.HEAD: normal(head)}
     as_drawn = replace(family, roles=roles, ties=(tied,))
-    expected = expected_loss(shape, as_drawn, tied=tied, scales="model")
+    try:
+        expected = expected_loss(shape, as_drawn, tied=tied, scales="model")
+    except (UsageError, ConfigError):  # an activation that is not known
+        return
     place = (declaration.embedding,) if tied else (declaration.embedding, declaration.head)
     by = f", as {listed(alike)} draw it," if alike else ""
     ends = "the head is tied to it" if tied else f"the head was drawn with std {head:.2g}"

@@ -71,8 +71,12 @@ def measure_loss(
     """
     expect_module(model)
     for name, value in (("batch", batch), ("length", length), ("batches", batches)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
             raise UsageError(f"{name}={value!r:.60}: expected a whole number from 1")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise UsageError(f"seed={seed!r:.60}: expected a whole number from 0, of 63 bits")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UsageError(f"{type(model).__name__}: has no values (it is on meta)", help="init_weights, or load, before")
     config = text_config(getattr(owner(model), "config", None))
     places = getattr(config, "max_position_embeddings", None)
     if isinstance(places, int) and length > places:

@@ -74,6 +74,8 @@ def survey(model: nn.Module, roles: Roles | None = None) -> Found:
     """`find_roles`, and what else a draw has to know."""
     known = slots(model)
     holders = _holders(model, known)
+    if not isinstance(roles, Mapping | None):
+        raise UsageError(f"roles={roles!r:.60}: expected {{name or pattern: Role}}")
     told = _told(holders, roles or {})
     ends = _Ends(model, holders)
     found: dict[str, Role | Fused] = {}
@@ -132,6 +134,8 @@ def _holders(model: nn.Module, known: Mapping[str, Slot]) -> dict[str, list[Slot
 def _told(holders: Mapping[str, list[Slot]], roles: Roles) -> dict[str, Role | Fused]:
     told: dict[str, Role | Fused] = {}
     for pattern, role in roles.items():
+        if not isinstance(pattern, str):
+            raise UsageError(f"roles[{pattern!r:.60}]: expected the name of a parameter, or a pattern")
         try:
             meant = role if isinstance(role, Fused) else Role(role)
         except ValueError:
