@@ -54,9 +54,8 @@ def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
         for name, recipe in RECIPES.items()
         if set(recipe.families) & {shape.family, *family.families}
     }
-    near = max(
-        NEAR, 5 / math.sqrt(2 * shape.vocab_size * shape.embedding_size)
-    )  # of a small table, five standard errors
+    errors = 5 / math.sqrt(2 * shape.vocab_size * shape.embedding_size)  # of a small table, five standard errors
+    near = max(NEAR, errors)
     alike = [name for name, value in stds.items() if value and abs(value / std - 1) < near]
     roles = {**family.roles, Role.INPUT_EMBEDDING: normal(std), Role.HEAD: normal(head)}
     as_drawn = replace(family, roles=roles, ties=(tied,))
