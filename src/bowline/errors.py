@@ -76,5 +76,5 @@ class TieError(BowlineError):
     """Two tensors that cannot be one matrix, or must not be made one silently; the model is as it was."""
 
 
-class UsageError(BowlineError):
-    """An argument that means nothing."""
+class UsageError(BowlineError, ValueError):
+    """An argument that means nothing: a `ValueError` too, as Python's own functions raise."""

@@ -46,6 +46,7 @@ from bowline.models.blocks import (
 from bowline.models.config import PreTrainedConfig, frozen
 from bowline.models.outputs import BaseOutput, ClassifierOutput, LMOutput, PreTrainingOutput
 from bowline.nn.heads import MLMHead
+from bowline.nn.tied_embedding import TiedEmbedding
 
 __all__ = [
     "BertConfig",
@@ -102,7 +103,7 @@ class BertEmbeddings(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.word_embeddings = TiedEmbedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)

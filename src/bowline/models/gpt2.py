@@ -39,6 +39,7 @@ from bowline.models.config import PreTrainedConfig, frozen
 from bowline.models.generation import GenerationMixin
 from bowline.models.outputs import BaseOutput, LMOutput
 from bowline.nn import LMHead
+from bowline.nn.tied_embedding import TiedEmbedding
 
 __all__ = ["GPT2Config", "GPT2LMHeadModel", "GPT2Model"]
 
@@ -191,7 +192,7 @@ class GPT2Model(GPT2PreTrainedModel):
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__(config)
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wte = TiedEmbedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
         self.drop = nn.Dropout(config.embd_pdrop)
         self.h = nn.ModuleList(GPT2Block(config, layer) for layer in range(config.n_layer))

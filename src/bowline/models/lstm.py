@@ -37,6 +37,7 @@ from bowline.models.config import PreTrainedConfig, frozen
 from bowline.models.generation import GenerationMixin
 from bowline.models.outputs import BaseOutput, LMOutput
 from bowline.nn import LMHead
+from bowline.nn.tied_embedding import TiedEmbedding
 
 __all__ = ["LSTMConfig", "LSTMLMHeadModel", "LSTMModel", "LSTMState", "LockedDropout"]
 
@@ -242,7 +243,7 @@ class LSTMModel(LSTMPreTrainedModel):
 
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__(config)
-        self.wte = nn.Embedding(config.vocab_size, config.width, padding_idx=config.pad_token_id)
+        self.wte = TiedEmbedding(config.vocab_size, config.width, padding_idx=config.pad_token_id)
         self.embd_drop = LockedDropout(config.embd_pdrop)
         self.layers = nn.ModuleList(LSTMLayer(*sizes) for sizes in config.layer_sizes)
         self.hidden_drop = LockedDropout(config.hidden_pdrop)

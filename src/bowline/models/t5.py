@@ -31,6 +31,7 @@ from bowline.models.generation import GenerationMixin
 from bowline.models.outputs import BaseOutput, Seq2SeqOutput
 from bowline.models.t5_stack import T5Attention, T5Dense, T5LayerNorm, T5Stack
 from bowline.nn import LMHead
+from bowline.nn.tied_embedding import TiedEmbedding
 
 __all__ = ["T5Config", "T5EncoderModel", "T5ForConditionalGeneration", "T5Model"]
 
@@ -153,7 +154,7 @@ class T5PreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: T5Config) -> None:
         super().__init__(config)
-        self.shared = nn.Embedding(config.vocab_size, config.d_model)
+        self.shared = TiedEmbedding(config.vocab_size, config.d_model)
         self.encoder = T5Stack(config, self.shared, config.num_layers, decoder=False)
 
     def _init_weights(self, module: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bowline.nn.heads import LMHead, MLMHead
 from bowline.nn.init import find_roles, init_weights, measure_loss
 from bowline.nn.lora import merge_lora
-from bowline.nn.loss import linear_cross_entropy
+from bowline.nn.loss import LinearCrossEntropy, chosen_backend, linear_cross_entropy
 from bowline.nn.once import apply_once, unique_parameters
 from bowline.nn.quantize import quantize_tied
 from bowline.nn.state.load import LoadReport, load_state
@@ -25,6 +25,7 @@ from bowline.nn.vocabulary.resize import VocabChange, resize_vocab
 __all__ = [
     "FoundTies",
     "LMHead",
+    "LinearCrossEntropy",
     "LoadReport",
     "MLMHead",
     "Remark",
@@ -35,6 +36,7 @@ __all__ = [
     "VocabChange",
     "apply_once",
     "check_ties",
+    "chosen_backend",
     "declared_ties",
     "find_roles",
     "find_ties",

@@ -1,0 +1,259 @@
+"""The tied ends of a training step: embedding, an elementwise body, head, loss and backward pass, on one matrix.
+
+Every variant computes the same loss on the same numbers, and they take turns. The floor is three products alone, the
+logits, the gradient of hidden and that of the matrix, by `torch.mm`, and by the library that Bowline found faster.
+
+For the memory each runs in a process of its own, as in `benchmarks.models`: peak resident memory of one step above the
+resident matrix, its gradient included.
+
+`python -m benchmarks loss` runs all of it; `python -m benchmarks.loss CASE DTYPE ROUNDS` one case.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
+
+from benchmarks.measure import machine, median
+from bowline.nn.loss import linear_cross_entropy, resources
+from bowline.nn.loss.products import Products, products_for
+from bowline.nn.loss.resources import current
+from bowline.nn.tied_embedding import tied_embedding
+
+__all__ = ["CASES", "Case", "run"]
+
+ROUNDS = 5
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Step = Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A vocabulary, a width, and how many tokens there are in a step."""
+
+    name: str
+    size: int
+    width: int
+    rows: int
+
+    def tensors(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The matrix (V, D), and ids and labels (N,), the same every time."""
+        generator = torch.Generator().manual_seed(0)
+        weight = (torch.randn(self.size, self.width, generator=generator) * 0.02).to(dtype).requires_grad_()
+        ids, labels = (torch.randint(0, self.size, (self.rows,), generator=generator) for _ in range(2))
+        return weight, ids, labels
+
+
+CASES = {
+    "gpt2": Case(name="GPT-2 small", size=50257, width=768, rows=2048),
+    "t5": Case(name="T5-base", size=32128, width=768, rows=2048),
+    "v128k": Case(name="V 128k, D 1024", size=128256, width=1024, rows=1024),
+    "llama": Case(name="Llama-3.2-1B", size=128256, width=2048, rows=1024),
+    "gemma": Case(name="Gemma-2-2B", size=256000, width=2304, rows=512),
+    "qwen": Case(name="Qwen3-0.6B", size=151936, width=1024, rows=1024),
+    "small": Case(name="V 128k, small batch", size=128256, width=1024, rows=128),
+    "smoke": Case(name="a try", size=5003, width=64, rows=256),
+}
+LARGE = [name for name in CASES if name != "smoke"]
+
+# --- what is compared -------------------------------------------------------------------------------------------------
+
+
+def eager(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """As models do it: logits in float32."""
+    return F.cross_entropy((hidden @ weight.t()).float(), labels)
+
+
+def _compiled() -> Loss:
+    found: Any = torch.compile(eager)
+    return found  # type: ignore[no-any-return]
+
+
+def _torchs() -> Loss | None:
+    return getattr(F, "linear_cross_entropy", None)
+
+
+def _cut() -> Loss | None:
+    if importlib.util.find_spec("cut_cross_entropy") is None:
+        return None
+    function: Any = importlib.import_module("cut_cross_entropy").linear_cross_entropy
+    return lambda hidden, weight, labels: function(hidden, weight, labels, impl="torch_compile")
+
+
+def _ours(backend: str, **allowed: Any) -> Loss:
+    def loss(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with resources(**allowed):
+            found: torch.Tensor = linear_cross_entropy(hidden, weight, labels, backend=backend)
+        return found
+
+    return loss
+
+
+PEERS: dict[str, Callable[[], Loss | None]] = {
+    "eager": lambda: eager,
+    "torch.compile": _compiled,
+    "torch linear_cross_entropy": _torchs,
+    "cut-cross-entropy": _cut,
+}
+OURS: dict[str, Callable[[], Loss | None]] = {
+    "bowline reference": lambda: _ours("reference"),
+    "bowline logits": lambda: _ours("logits"),
+    "bowline chunked": lambda: _ours("chunked", compiler=True),
+    "bowline chunked, no compiler": lambda: _ours("chunked", compiler=False),
+    "bowline chunked, no oneDNN": lambda: _ours("chunked", compiler=True, onednn=False),
+}
+FLOORS = ("three products, torch.mm", "three products, fastest")
+
+
+def step(loss: Loss, lookup: Callable[..., torch.Tensor], tensors: tuple[torch.Tensor, ...]) -> Step:
+    """One tied step, which gives its loss."""
+    weight, ids, labels = tensors
+
+    def run() -> torch.Tensor:
+        weight.grad = None
+        found = loss(torch.tanh(lookup(ids, weight) * 50), weight, labels)
+        found.backward()
+        return found.detach().float()
+
+    return run
+
+
+def floor(by: Products, tensors: tuple[torch.Tensor, ...]) -> Step:
+    """The three products alone, a chunk of 512 rows at a time."""
+    weight, ids, _ = tensors
+    table, gradient = weight.detach(), torch.zeros_like(weight)
+    hidden = torch.tanh(F.embedding(ids, table) * 50)
+    room = by.room(512, table)
+
+    def run() -> torch.Tensor:
+        for some in hidden.split(512):
+            x = room[: len(some)]
+            by.make_logits(some, table, None, x)
+            by.make_of_hidden(x, table)
+            by.add_of_weight(gradient, x, some, first=False)
+        return torch.zeros(())
+
+    return run
+
+
+def steps(case: Case, dtype: torch.dtype, names: list[str] | None = None) -> dict[str, Step]:
+    """What there is here to run, by name."""
+    tensors = case.tensors(dtype)
+    found: dict[str, Step] = {}
+    for kinds, lookup in ((PEERS, F.embedding), (OURS, tied_embedding)):
+        for name, make in kinds.items():
+            loss = make() if names is None or name in names else None
+            if loss is not None:
+                found[name] = step(loss, lookup, tensors)
+    fastest = products_for(torch.empty(case.rows, case.width, dtype=dtype), tensors[0], current())
+    for name, by in zip(FLOORS, (Products(), fastest), strict=True):
+        if names is None or name in names:
+            found[name] = floor(by, tensors)
+    return found
+
+
+# --- time and memory --------------------------------------------------------------------------------------------------
+
+
+def seconds(case: Case, dtype: torch.dtype, rounds: int = ROUNDS) -> dict[str, float]:
+    """Each variant's median; they take turns, and the order turns too.
+
+    Raises:
+        RuntimeError: they do not compute the same loss, so a comparison would say nothing.
+    """
+    calls = steps(case, dtype)
+    near = 1e-5 if dtype == torch.float32 else 0.02
+    expected = calls["eager"]()
+    for name, call in calls.items():  # this also warms up
+        loss = call()
+        if name not in FLOORS and not torch.isclose(loss, expected, rtol=near):
+            raise RuntimeError(f"{case.name}: {name} gives {loss.item()}, eager {expected.item()}")
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    for _ in range(rounds):
+        for name in order:
+            started = time.perf_counter()
+            calls[name]()
+            times[name].append(time.perf_counter() - started)
+        order = [*order[1:], order[0]]
+    return {name: median(many) for name, many in times.items()}
+
+
+def peak_megabytes(case: str, dtype: str, name: str) -> float:
+    """Peak resident memory of one step above the resident matrix, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.loss", "--peak", case, dtype, name]
+    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+
+
+def _peak_here(case: Case, dtype: torch.dtype, name: str) -> float:
+    tensors = case.tensors(dtype)
+    make = (PEERS | OURS)[name]
+    loss = make()
+    if loss is None:
+        return float("nan")
+    call = step(loss, F.embedding if name in PEERS else tied_embedding, tensors)
+    call()
+    tensors[0].grad = None
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    call()
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+
+def table(name: str, dtype: str, rounds: int = ROUNDS, memory: bool = True) -> str:
+    """Markdown of one case: times, ratios to the floor and to the best peer, and peaks."""
+    case = CASES[name]
+    took = seconds(case, DTYPES[dtype], rounds)
+    gc.collect()
+    lowest, peer = took[FLOORS[0]], min(took[other] for other in PEERS if other in took)
+    lines = [
+        f"## {case.name}, {dtype}: V {case.size}, D {case.width}, N {case.rows}",
+        "",
+        "| variant | ms | of the floor | of the best peer | peak MiB |",
+        "|---|---|---|---|---|",
+    ]
+    for variant, one in took.items():
+        peak = f"{peak_megabytes(name, dtype, variant):.0f}" if memory and variant not in FLOORS else ""
+        lines.append(f"| {variant} | {one * 1e3:.0f} | {one / lowest:.2f} | {one / peer:.2f} | {peak} |")
+    gradient = case.size * case.width * DTYPES[dtype].itemsize / 2**20
+    return "\n".join([*lines, "", f"The gradient of the matrix is {gradient:.0f} MiB."])
+
+
+def run() -> str:
+    """All of it, as Markdown."""
+    return "\n\n".join(
+        [
+            "# The tied loss: both ends of the vocabulary in a training step",
+            f"Median of {ROUNDS} interleaved rounds, {torch.get_num_threads()} threads. The floor is {FLOORS[0]}. "
+            "Memory: peak resident memory of a step above the resident matrix, in a process of its own.",
+            machine(["bowline", "torch", "cut-cross-entropy"]),
+            *(table(name, dtype) for name in LARGE for dtype in DTYPES),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--peak":
+        print(_peak_here(CASES[sys.argv[2]], DTYPES[sys.argv[3]], sys.argv[4]))
+    else:
+        print(machine(["bowline", "torch", "cut-cross-entropy"]))
+        print(table(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -1,0 +1,16 @@
+"""The loss at the output head: cross entropy of `hidden @ weight.T`, by one function for every family.
+
+`cross_entropy` is the function, `module` its twin. `reference` says what is computed, `kept` keeps the logits, and
+`chunked` never has them all; `choose` picks. Beneath `chunked`: `chunks` (how much at once), `softmax` (between the
+products), `products` (by which library), `resources` (what may be used).
+"""
+
+from __future__ import annotations
+
+from bowline.nn.loss.choose import chosen_backend
+from bowline.nn.loss.cross_entropy import linear_cross_entropy
+from bowline.nn.loss.logits import linear_logits
+from bowline.nn.loss.module import LinearCrossEntropy
+from bowline.nn.loss.resources import resources
+
+__all__ = ["LinearCrossEntropy", "chosen_backend", "linear_cross_entropy", "linear_logits", "resources"]

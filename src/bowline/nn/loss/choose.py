@@ -1,0 +1,63 @@
+"""Which backend `auto` is, by what was asked for, by shape and by device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from bowline.errors import UsageError
+from bowline.nn.loss.options import BACKENDS
+from bowline.nn.loss.resources import current
+
+__all__ = ["chosen_backend", "pick"]
+
+SMALL = 2**22
+"""Bytes of logits that are not worth doing without."""
+
+
+def chosen_backend(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    reduction: str = "mean",
+    return_lse: bool = False,
+    return_logits: bool = False,
+    backend: str = "auto",
+) -> str:
+    """The backend that `linear_cross_entropy` runs for these arguments, here and now: no "auto".
+
+    Example:
+        >>> hidden, weight = torch.zeros(512, 64), torch.zeros(50000, 64, requires_grad=True)
+        >>> chosen_backend(hidden, weight), chosen_backend(hidden, weight, return_logits=True)
+        ('chunked', 'logits')
+        >>> chosen_backend(hidden[:4], weight)
+        'logits'
+    """
+    if backend not in BACKENDS:
+        raise UsageError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
+    return pick(hidden, weight, reduction != "none" and not return_lse, return_logits, backend)
+
+
+def pick(hidden: torch.Tensor, weight: torch.Tensor, total: bool, return_logits: bool, backend: str) -> str:
+    """`total`: one number is wanted, and no position's own."""
+    if backend in ("reference", "torch"):
+        return backend
+    if _in_torch_func():
+        return "reference" if backend == "auto" else backend
+    plain = all(type(one) in (torch.Tensor, nn.Parameter) for one in (hidden, weight))
+    here = hidden.device == weight.device and hidden.device.type in ("cpu", "cuda")
+    if return_logits or not plain or not here or torch.compiler.is_compiling():
+        return "logits"  # which has them; traces into one graph; leaves the products to a subclass
+    if backend == "chunked":
+        return backend
+    logits = hidden.shape[:-1].numel() * len(weight) * weight.dtype.itemsize
+    enough = SMALL if total else current().scratch(weight.device)  # each position's own costs a fourth product
+    return "logits" if backend == "logits" or logits <= enough else "chunked"
+
+
+def _in_torch_func() -> bool:
+    """Inside torch.func's transforms, which a Function with one `forward` knows nothing of."""
+    ask: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return bool(ask is not None and ask())

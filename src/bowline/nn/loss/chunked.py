@@ -1,0 +1,165 @@
+"""The backend "chunked": gradients with the losses, chunk by chunk, and the logits of one chunk at a time.
+
+Of a mean or a sum the gradients are made in the forward pass, and the backward pass only multiplies. Where each
+position's loss or lse goes on into something else, what comes back for them is not known before: the backward pass then
+computes the logits again, chunk by chunk, four products instead of three.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bowline.nn.loss.first_order import first_order_only
+from bowline.nn.loss.handed import weight_gradient
+from bowline.nn.loss.options import Options
+from bowline.nn.loss.resources import Resources
+from bowline.nn.loss.sweep import Sweep, Wanted, sweep
+
+__all__ = ["chunked_losses", "chunked_total"]
+
+
+def chunked_total(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    factors: torch.Tensor,
+    options: Options,
+    allowed: Resources,
+) -> torch.Tensor:
+    """The sum over positions of factor times loss: hidden (..., D), labels and factors (...), a number."""
+    flat = hidden.reshape(-1, hidden.shape[-1]), weight, bias, labels.reshape(-1), factors.reshape(-1)
+    if not _needs_gradient(hidden, weight, bias, factors):
+        return (sweep(*flat[:4], options, allowed, wanted=Wanted(), of_loss=flat[4], skip=True).losses * flat[4]).sum()
+    head: Any = _AtOnce  # `apply` has no types
+    total: torch.Tensor = head.apply(*flat, options, allowed)
+    return total
+
+
+def chunked_losses(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    options: Options,
+    allowed: Resources,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses and the lse of each position, (...) and (...)."""
+    flat = hidden.reshape(-1, hidden.shape[-1]), weight, bias, labels.reshape(-1)
+    head: Any = _Again
+    losses, lse = head.apply(*flat, options, allowed)
+    return losses.view(labels.shape), lse.view(labels.shape)
+
+
+def _needs_gradient(*tensors: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+
+
+def _wanted(ctx: Any) -> Wanted:
+    hidden, weight, bias = ctx.needs_input_grad[:3]
+    return Wanted(hidden=hidden, weight=weight, bias=bias)
+
+
+class _AtOnce(torch.autograd.Function):
+    """`chunked_total`; its gradients wait for the backward pass, which hands them over, once.
+
+    When it runs a second time, on a retained graph, they belong to somebody else, and are made again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> torch.Tensor:
+        hidden, weight, bias, labels, factors, options, allowed = args
+        lift = _lift(factors, weight.dtype)
+        found = sweep(
+            hidden,
+            weight,
+            bias,
+            labels,
+            options,
+            allowed,
+            wanted=_wanted(ctx),
+            of_loss=_times_lift(factors, lift),
+            skip=True,
+        )
+        ctx.save_for_backward(hidden, weight, bias, labels, factors, found.losses)
+        ctx.found, ctx.lift, ctx.options, ctx.allowed = found, lift, options, allowed
+        total: torch.Tensor = (found.losses * factors).sum()
+        return total
+
+    @staticmethod
+    @first_order_only
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, bias, labels, factors, losses = ctx.saved_tensors
+        found: Sweep | None = ctx.found
+        ctx.found = None
+        (of_total,) = grads
+        if found is None:
+            factors = _times_lift(factors, ctx.lift)
+            found = sweep(
+                hidden, weight, bias, labels, ctx.options, ctx.allowed, wanted=_wanted(ctx), of_loss=factors, skip=True
+            )
+        by = of_total if ctx.lift is None else of_total / ctx.lift
+        of_hidden, of_weight, of_bias = (_times(one, by) for one in (found.of_hidden, found.of_weight, found.of_bias))
+        of_factors = losses * of_total if ctx.needs_input_grad[4] else None
+        return of_hidden, weight_gradient(ctx, of_weight), of_bias, None, of_factors, None, None
+
+
+LIFTED = 1024.0
+
+
+def _lift(factors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """A power of two by which float16 gradients are larger until the backward pass: a mean's would underflow.
+
+    A GradScaler's factor comes with the backward pass, too late for what was rounded to 0 in the forward pass.
+    """
+    if dtype != torch.float16:
+        return None
+    total = factors.abs().sum()
+    return (LIFTED / total.masked_fill(total == 0, 1.0)).log2().floor().exp2()
+
+
+def _times_lift(factors: torch.Tensor, lift: torch.Tensor | None) -> torch.Tensor:
+    return factors if lift is None else factors * lift
+
+
+def _times(gradient: torch.Tensor | None, factor: torch.Tensor) -> torch.Tensor | None:
+    """In place, and not at all where it is by 1."""
+    if gradient is None or (factor.device.type == "cpu" and factor.item() == 1):
+        return gradient
+    return gradient.mul_(factor)
+
+
+class _Again(torch.autograd.Function):
+    """`chunked_losses`: the backward pass begins with the logits, once more."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden, weight, bias, labels, options, allowed = args
+        found = sweep(hidden, weight, bias, labels, options, allowed, wanted=Wanted(), of_loss=labels)
+        ctx.save_for_backward(hidden, weight, bias, labels)
+        ctx.options, ctx.allowed = options, allowed
+        ctx.set_materialize_grads(False)
+        return found.losses, found.lse
+
+    @staticmethod
+    @first_order_only
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, bias, labels = ctx.saved_tensors
+        of_loss, of_lse = grads
+        if of_loss is None:
+            of_loss = torch.zeros_like(labels, dtype=torch.promote_types(hidden.dtype, torch.float32))
+        found = sweep(
+            hidden,
+            weight,
+            bias,
+            labels,
+            ctx.options,
+            ctx.allowed,
+            wanted=_wanted(ctx),
+            of_loss=of_loss,
+            of_lse=of_lse,
+            skip=of_lse is None,
+        )
+        return found.of_hidden, weight_gradient(ctx, found.of_weight), found.of_bias, None, None, None

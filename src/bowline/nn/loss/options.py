@@ -1,0 +1,106 @@
+"""What the loss is, but for its tensors: one record; and what every backend is told of arguments that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from bowline.errors import UsageError
+
+__all__ = ["BACKENDS", "Options", "Reduction", "check_arguments", "check_ends", "check_labels", "check_mask"]
+
+Reduction = Literal["mean", "sum", "none"]
+BACKENDS = ("auto", "reference", "logits", "chunked", "torch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The loss of one position, from its logits: see `linear_cross_entropy`, whose arguments these are."""
+
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    mask_ids: tuple[int, ...] = ()
+
+    def share(self, size: int) -> float:
+        """The target of each token that smoothing spreads over, of a vocabulary of `size`."""
+        return self.label_smoothing / (size - len(self.mask_ids))
+
+
+def check_ends(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, softcap: float | None) -> None:
+    """Hidden (..., D), weight (V, D) and bias (V,) fit, and are numbers that have gradients."""
+    if hidden.ndim < 1 or weight.ndim != 2 or hidden.shape[-1] != weight.shape[1]:
+        raise UsageError(
+            f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)}: do not fit, expected (..., D) and (V, D)"
+        )
+    for name, tensor in (("hidden", hidden), ("weight", weight)):
+        if tensor.is_quantized or not tensor.is_floating_point():
+            raise UsageError(f"{name} of {tensor.dtype}: expected floating point", help="dequantise it first")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise UsageError(
+            f"bias {tuple(bias.shape)} for weight {tuple(weight.shape)}: expected {tuple(weight.shape[:1])}"
+        )
+    if softcap is not None and not softcap > 0:
+        raise UsageError(f"softcap={softcap!r}: expected more than 0, or None")
+
+
+def check_mask(mask_ids: Sequence[int], size: int) -> None:
+    """Masked ids are tokens, and some token is not masked."""
+    for token in mask_ids:
+        if not 0 <= token < size:
+            raise UsageError(f"mask_ids has {token}, and the head has {size} rows: expected 0 to {size - 1}")
+    if size and len(set(mask_ids)) == size:
+        raise UsageError(f"mask_ids has all {size} tokens: expected some that can be predicted")
+
+
+def check_arguments(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    class_weight: torch.Tensor | None,
+    label_smoothing: float,
+    reduction: str,
+    backend: str,
+) -> None:
+    """What is not about the ends alone; `check_ends` comes before."""
+    if backend not in BACKENDS:
+        raise UsageError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
+    if reduction not in ("mean", "sum", "none"):
+        raise UsageError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'none'")
+    if labels.shape != hidden.shape[:-1]:
+        raise UsageError(
+            f"labels {tuple(labels.shape)} for hidden {tuple(hidden.shape)}: expected {tuple(hidden.shape[:-1])}"
+        )
+    if labels.dtype != torch.int64:
+        raise UsageError(f"labels of {labels.dtype}: expected torch.int64", help="labels.long()")
+    if class_weight is not None and class_weight.shape != weight.shape[:1]:
+        raise UsageError(f"class_weight {tuple(class_weight.shape)}: expected {tuple(weight.shape[:1])}, one a token")
+    if not 0 <= label_smoothing <= 1:
+        raise UsageError(f"label_smoothing={label_smoothing!r}: expected 0 to 1")
+
+
+def check_labels(labels: torch.Tensor, size: int, options: Options) -> None:
+    """On the CPU; elsewhere reading values would stop the queue, and the kernel's own assertion must do."""
+    if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
+        return
+    ignored = options.ignore_index
+    wrong = (labels != ignored) & ((labels < 0) | (labels >= size))
+    if wrong.any():
+        at = wrong.nonzero()[0].tolist()
+        raise UsageError(
+            f"label {int(labels[wrong][0])}: expected 0 to {size - 1}, or {ignored} where there is none; "
+            f"at position {tuple(at)}"
+        )
+    for token in options.mask_ids:
+        found = labels == token
+        if token != ignored and found.any():
+            at = found.nonzero()[0].tolist()
+            raise UsageError(
+                f"label {token}: is masked, so its loss would be infinite; at position {tuple(at)}",
+                help=f"label such positions {ignored}; or do not mask the token",
+            )

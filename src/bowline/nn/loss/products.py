@@ -1,0 +1,192 @@
+"""The three products of a chunk, each by whichever of the libraries at hand is the fastest here.
+
+On some processors oneDNN multiplies float32 faster than what `torch.mm` calls (1.4 times on AMD Zen 5), and on some
+without bf16 instructions `torch.mm` of bf16 is several times slower than of float32, so that widening both factors,
+block by block, is worth it. Which it is here is timed once, before the first large product.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+
+from bowline.nn.loss.chunks import block_rows, padded
+from bowline.nn.loss.resources import Resources
+
+__all__ = ["NAMES", "Products", "products_for"]
+
+LOG = logging.getLogger(__name__)
+WORTH_TIMING = 2**32
+"""Multiplications of one product over all rows, about what the timing itself needs."""
+CLEARLY = 0.9
+"""Another library has to take less than this share of `torch.mm`'s time."""
+NAMES = ("mm", "onednn", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """For each of the three products the name of its library, one of `NAMES`.
+
+    x (n, V), hidden (n, D), weight and its gradient (V, D).
+    """
+
+    logits: str = "mm"
+    of_hidden: str = "mm"
+    of_weight: str = "mm"
+
+    def room(self, rows: int, weight: torch.Tensor) -> torch.Tensor:
+        """For (rows, V) logits, each row aligned."""
+        return weight.new_empty(rows, padded(len(weight)))[:, : len(weight)]
+
+    def make_logits(
+        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden weightᵀ + bias into `out` (n, V)."""
+        if self.logits == "mm":
+            return _mm(hidden, weight, bias, out)
+        widened = hidden.float() if self.logits == "float32" else hidden
+        for part in _blocks(weight, len(hidden)):
+            added = None if bias is None else bias[part].to(widened.dtype)
+            if self.logits == "onednn":
+                out[:, part] = _onednn(widened, weight[part], added)
+            else:
+                block = widened @ weight[part].float().t()
+                out[:, part] = block if added is None else block.add_(added)
+        return out
+
+    def make_of_hidden(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """X weight: (n, D), in float32 or wider."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        if self.of_hidden == "mm":
+            return torch.mm(x, weight).to(wide)
+        found = torch.zeros(len(x), weight.shape[1], dtype=wide, device=x.device)
+        for part in _blocks(weight, len(x)):
+            if self.of_hidden == "onednn":
+                found += _onednn(x[:, part], weight[part].t(), None)
+            else:
+                found.addmm_(x[:, part].float(), weight[part].float())
+        return found
+
+    def add_of_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: torch.Tensor, first: bool) -> None:
+        """Gradient (V, D) += xᵀ hidden, or = where it is the `first`: block by block, which stay in a cache."""
+        if self.of_weight == "onednn":
+            turned = hidden.t().contiguous()
+        elif self.of_weight == "float32":
+            hidden = hidden.float()
+        for part in _blocks(gradient, len(x)):
+            rows = x[:, part].t()
+            if self.of_weight == "mm":
+                gradient[part].addmm_(rows, hidden, beta=0 if first else 1)
+                continue
+            block = _onednn(rows, turned, None) if self.of_weight == "onednn" else rows.float() @ hidden
+            gradient[part] = block if first else block.add_(gradient[part])
+
+
+def _blocks(weight: torch.Tensor, rows: int) -> list[slice]:
+    """Of the vocabulary, so that a block of the matrix is small, and one of `rows` logits."""
+    size, step = len(weight), block_rows(max(rows, weight.shape[1]))
+    return [slice(first, min(first + step, size)) for first in range(0, size, step)]
+
+
+def _mm(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
+    if bias is None:
+        return torch.mm(hidden, weight.t(), out=out)
+    return torch.addmm(bias, hidden, weight.t(), out=out)
+
+
+def _onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """X weightᵀ + bias, by an operator that is private to torch: it may go, or change what it takes."""
+    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return found
+
+
+# --- which ------------------------------------------------------------------------------------------------------------
+
+
+def products_for(hidden: torch.Tensor, weight: torch.Tensor, allowed: Resources) -> Products:
+    """What to multiply hidden (N, D) and weight (V, D) with."""
+    work = hidden.shape[0] * weight.numel()
+    if weight.device.type == "cpu" and weight.dtype.itemsize == 2 and _emulated(weight.dtype):
+        return Products(logits="float32", of_hidden="float32", of_weight="float32")
+    if weight.device.type != "cpu" or work < WORTH_TIMING or weight.dtype == torch.float64:
+        return Products()
+    fastest = _timed(weight.dtype, torch.get_num_threads())
+    return (
+        fastest
+        if allowed.onednn
+        else Products(
+            **{
+                role: "mm" if name == "onednn" else name
+                for role, name in (
+                    ("logits", fastest.logits),
+                    ("of_hidden", fastest.of_hidden),
+                    ("of_weight", fastest.of_weight),
+                )
+            }
+        )
+    )
+
+
+@cache
+def _emulated(dtype: torch.dtype) -> bool:
+    """Whether this processor has no products of that dtype: `torch.mm` then widens both factors whole, in scratch."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    names: tuple[str, ...] = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    if dtype == torch.float16:
+        names = ("_is_amx_fp16_supported",)
+    asks: list[Any] = [getattr(torch.cpu, name, None) for name in names]
+    return all(ask is not None and not ask() for ask in asks)
+
+
+@lru_cache(maxsize=8)
+def _timed(dtype: torch.dtype, threads: int) -> Products:
+    """The fastest of each product, of 128 rows, 2048 tokens and a width of 768."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(rows, 768, generator=generator).to(dtype) for rows in (128, 2048))
+    x = Products().room(len(hidden), weight)
+    into = torch.empty_like(weight)
+    rivals = ("onednn",) if dtype == torch.float32 else ("float32",)
+
+    def calls(name: str) -> dict[str, Callable[[], object]]:
+        by = Products(logits=name, of_hidden=name, of_weight=name)
+        return {
+            "logits": lambda: by.make_logits(hidden, weight, None, x),
+            "of_hidden": lambda: by.make_of_hidden(x, weight),
+            "of_weight": lambda: by.add_of_weight(into, x, hidden, first=False),
+        }
+
+    best = dict.fromkeys(("logits", "of_hidden", "of_weight"), "mm")
+    with torch.no_grad():
+        into.zero_()
+        seconds = {role: _seconds(call) for role, call in calls("mm").items()}
+        for name in rivals:
+            for role, call in calls(name).items():
+                try:
+                    took = _seconds(call)
+                except Exception as error:  # it is not there, or not as it was
+                    LOG.info("no %s products here: %s", name, str(error).splitlines()[0][:100])
+                    break
+                if took < CLEARLY * seconds[role]:
+                    best[role], seconds[role] = name, took
+    LOG.info("products of %s with %d threads: %s", dtype, threads, best)
+    found: Any = Products(**best)
+    return found  # type: ignore[no-any-return]
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """The least of three, after one that warms up."""
+    call()
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)

@@ -1,0 +1,70 @@
+"""What a loss may use: memory for its scratch, another library's products, a compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from bowline.errors import UsageError
+
+__all__ = ["Resources", "current", "resources"]
+
+MEBI = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What `chunked` may use.
+
+    Attributes:
+        budget: bytes of scratch beyond the gradients; `None` for 64 MiB, and 1 GiB on an accelerator.
+        onednn: products by oneDNN where it is the faster, which needs blocks of scratch.
+        compiler: `torch.compile` for what is between the products, in half precision: `None` for once so much was
+            computed that its ten seconds and more begin to pay, `True` for at once, `False` for never.
+    """
+
+    budget: int | None = None
+    onednn: bool = True
+    compiler: bool | None = None
+
+    def scratch(self, device: torch.device) -> int:
+        """The budget in bytes."""
+        return self.budget or (64 * MEBI if device.type == "cpu" else 1024 * MEBI)
+
+
+_CURRENT: ContextVar[Resources] = ContextVar("resources", default=Resources())  # noqa: B039 - it is frozen
+
+
+def current() -> Resources:
+    """What may be used here."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def resources(**changes: Any) -> Iterator[Resources]:
+    """Inside, a loss may use this: `budget=` bytes, `onednn=False`, `compiler=False`.
+
+    Raises:
+        UsageError: a budget that is not more than 0, or another name.
+
+    Example:
+        >>> with resources(budget=16 * 2**20, compiler=False) as allowed:
+        ...     allowed.onednn
+        True
+    """
+    unknown = set(changes) - set(Resources.__dataclass_fields__)
+    if unknown:
+        raise UsageError(f"{sorted(unknown)[0]!r}: expected budget, onednn or compiler")
+    budget = changes.get("budget")
+    if budget is not None and not budget > 0:
+        raise UsageError(f"budget={budget!r}: expected bytes, more than 0, or None")
+    token = _CURRENT.set(replace(_CURRENT.get(), **changes))
+    try:
+        yield _CURRENT.get()
+    finally:
+        _CURRENT.reset(token)

@@ -1,0 +1,122 @@
+"""The three products by every library, in blocks that do not divide the vocabulary; which is chosen is measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bowline.errors import UsageError
+from bowline.nn.loss import linear_cross_entropy, products, resources
+from bowline.nn.loss.chunks import chunk_rows
+from bowline.nn.loss.products import NAMES, Products
+from bowline.nn.loss.resources import Resources, current
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1, 4, 70, 130])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_are_those_of_float64(name: str, dtype: torch.dtype, size: int, bias: bool) -> None:
+    if name == "onednn" and dtype != torch.float32:
+        pytest.skip("torch.mm itself takes oneDNN for these")
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(6, 5).to(dtype), torch.randn(size, 5).to(dtype)
+    added = torch.randn(size).to(dtype) if bias else None
+    by = Products(logits=name, of_hidden=name, of_weight=name)
+    x = by.room(6, weight)
+    by.make_logits(hidden, weight, added, x)
+    exact = hidden.double() @ weight.double().t() + (0 if added is None else added.double())
+    near: dict[str, Any] = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
+    torch.testing.assert_close(x.double(), exact, **near)
+    given = x.clone()
+    of_hidden = by.make_of_hidden(x, weight)
+    assert of_hidden.dtype == torch.float32
+    wide = given.double().abs() @ weight.double().abs()
+    assert ((of_hidden - given.double() @ weight.double()).abs() <= 4 * torch.finfo(dtype).eps * wide + 1e-6).all()
+    gradient = torch.full_like(weight, torch.nan)  # the first product overwrites what was there
+    by.add_of_weight(gradient, x, hidden, first=True)
+    by.add_of_weight(gradient, x, hidden, first=False)
+    bound = 8 * torch.finfo(dtype).eps * (given.double().abs().t() @ hidden.double().abs()) + 1e-6
+    assert ((gradient.double() - 2 * given.double().t() @ hidden.double()).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loss_is_the_same_by_every_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "WORTH_TIMING", 0)
+    monkeypatch.setattr(products, "_timed", lambda *_: Products(logits=name, of_hidden=name, of_weight=name))
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(7, 5, requires_grad=True), torch.randn(11, 5, requires_grad=True)
+    labels, bias = torch.randint(0, 11, (7,)), torch.randn(11)
+    found = []
+    for backend in ("chunked", "reference"):
+        loss = linear_cross_entropy(hidden, weight, labels, bias=bias, backend=backend)
+        found.append([loss, *torch.autograd.grad(loss, (hidden, weight))])
+    torch.testing.assert_close(*found)
+
+
+def test_an_operator_that_is_gone_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*args: Any) -> torch.Tensor:
+        raise AttributeError("no _linear_pointwise")
+
+    monkeypatch.setattr(products, "_onednn", gone)
+    monkeypatch.setattr(products, "WORTH_TIMING", 0)
+    products._timed.cache_clear()
+    assert products.products_for(torch.zeros(2, 4), torch.zeros(9, 4), Resources()) == Products()
+    products._timed.cache_clear()
+
+
+def test_the_switch_forbids_onednn_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "WORTH_TIMING", 0)
+    monkeypatch.setattr(
+        products, "_timed", lambda *_: Products(logits="onednn", of_hidden="float32", of_weight="onednn")
+    )
+    with resources(onednn=False) as allowed:
+        found = products.products_for(torch.zeros(2, 4), torch.zeros(9, 4), allowed)
+    assert found == Products(logits="mm", of_hidden="float32", of_weight="mm")
+    assert current() == Resources()
+
+
+def test_small_products_are_not_worth_a_measurement() -> None:
+    products._timed.cache_clear()
+    assert products.products_for(torch.zeros(64, 64), torch.zeros(1000, 64), Resources()) == Products()
+    assert products._timed.cache_info().currsize == 0
+
+
+@pytest.mark.parametrize(("emulated", "expected"), [(True, "float32"), (False, "mm")])
+def test_half_precision_is_widened_where_the_processor_has_no_such_products(
+    emulated: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "_emulated", lambda _: emulated)
+    found = products.products_for(torch.zeros(2, 4).bfloat16(), torch.zeros(9, 4).bfloat16(), Resources())
+    assert found == Products(logits=expected, of_hidden=expected, of_weight=expected)
+
+
+# --- chunks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "dtype", "expected"),
+    [
+        (2048, 50257, torch.float32, 256),
+        (2048, 50257, torch.bfloat16, 512),
+        (1024, 128256, torch.bfloat16, 205),  # five equal chunks
+        (128, 128256, torch.bfloat16, 128),
+        (8192, 256000, torch.float32, 64),  # the least
+        (8192, 1000, torch.float32, 1024),  # the most
+        (1, 50257, torch.float32, 1),
+        (0, 50257, torch.float32, 1),
+    ],
+)
+@pytest.mark.usefixtures("real_chunks")
+def test_rows_of_a_chunk_fit_the_budget(rows: int, size: int, dtype: torch.dtype, expected: int) -> None:
+    assert chunk_rows(rows, size, dtype, torch.device("cpu"), 64 * 2**20) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"), [({"budget": 0}, "budget=0: expected bytes"), ({"bugdet": 1}, "'bugdet': expected budget")]
+)
+def test_resources_that_mean_nothing_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words), resources(**changes):
+        pass
