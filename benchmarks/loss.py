@@ -11,7 +11,6 @@ resident matrix, its gradient included.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib.util
 import subprocess
@@ -19,13 +18,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from benchmarks.measure import machine, median
+from benchmarks.measure import machine, median, peak_of
 from bowline.nn.loss import linear_cross_entropy, resources
 from bowline.nn.loss.products import Products, products_for
 from bowline.nn.loss.resources import current
@@ -203,20 +201,12 @@ def _peak_here(case: Case, dtype: torch.dtype, name: str) -> float:
     loss = make()
     if loss is None:
         return float("nan")
-    call = step(loss, F.embedding if name in PEERS else tied_embedding, tensors)
-    call()
-    tensors[0].grad = None
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    call()
-    return (_status("VmHWM") - before) / 1024
+    matrix = tensors[0]
 
+    def forget() -> None:
+        matrix.grad = None
 
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+    return peak_of(step(loss, F.embedding if name in PEERS else tied_embedding, tensors), forget)
 
 
 def table(name: str, dtype: str, rounds: int = ROUNDS, memory: bool = True) -> str:

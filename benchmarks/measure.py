@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["Measured", "interleaved", "machine", "measure", "median"]
+__all__ = ["Measured", "interleaved", "machine", "measure", "median", "peak_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,27 @@ def interleaved(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str,
         for name, command in commands.items():
             results[name].append(measure(command))
     return results
+
+
+def peak_of(call: Callable[[], object], forget: Callable[[], object]) -> float:
+    """Peak resident megabytes of one call, in this process, above what was resident before it.
+
+    One call warms up; `forget` drops what it left behind; freed memory is given back to the system, and the kernel's
+    high-water mark is set back (`/proc/self/clear_refs`).
+    """
+    call()
+    forget()
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    call()
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def median(values: Sequence[float]) -> float:

@@ -11,7 +11,6 @@ call needed at its peak above the resident model, gradients included.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import subprocess
@@ -20,12 +19,11 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.measure import machine, median
+from benchmarks.measure import machine, median, peak_of
 
 __all__ = ["CASES", "Case", "run"]
 
@@ -161,20 +159,7 @@ def peak_megabytes(name: str, library: str) -> float:
 
 def _peak_here(case: Case, library: str) -> float:
     model = case.build(library)
-    call = case.call(model)
-    call()
-    model.zero_grad()
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    call()
-    return (_status("VmHWM") - before) / 1024
-
-
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+    return peak_of(case.call(model), model.zero_grad)
 
 
 def table(title: str, cases: dict[str, Case]) -> str:

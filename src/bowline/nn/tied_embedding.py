@@ -10,8 +10,9 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from bowline.errors import UsageError
 from bowline.nn.shared_gradient import offer, take
+from bowline.nn.transformed import in_torch_func
 
-__all__ = ["TiedEmbedding", "tied_embedding"]
+__all__ = ["TiedEmbedding", "add_rows", "tied_embedding"]
 
 BLOCK = 2**22
 """Numbers of a block of columns in which rows are summed: 16 MB in float32."""
@@ -150,6 +151,4 @@ def _left_to_torch(ids: torch.Tensor, weight: torch.Tensor) -> bool:
         or weight.device.type == "meta"
     ):
         return True
-    ask: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
-    transformed = ask is not None and ask()
-    return transformed or torch.autograd.forward_ad.unpack_dual(weight).tangent is not None
+    return in_torch_func() or torch.autograd.forward_ad.unpack_dual(weight).tangent is not None

@@ -58,7 +58,7 @@ def test_the_logits_alone_are_refused_the_same_way() -> None:
 def test_the_position_of_a_wrong_label_is_named() -> None:
     labels = LABELS.clone()
     labels[1, 2] = 99
-    with pytest.raises(UsageError, match=r"label 99: expected 0 to 10, .*; at position \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"label 99: expected 0 to 10, .*; at position \(1, 2\)"):
         linear_cross_entropy(HIDDEN, WEIGHT, labels)
 
 

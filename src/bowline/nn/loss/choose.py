@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from bowline.errors import UsageError
 from bowline.nn.loss.options import BACKENDS
 from bowline.nn.loss.resources import current
+from bowline.nn.transformed import in_torch_func
 
 __all__ = ["chosen_backend", "pick"]
 
@@ -44,7 +43,7 @@ def pick(hidden: torch.Tensor, weight: torch.Tensor, total: bool, return_logits:
     """`total`: one number is wanted, and no position's own."""
     if backend in ("reference", "torch"):
         return backend
-    if _in_torch_func():
+    if in_torch_func():
         return "reference" if backend == "auto" else backend
     plain = all(type(one) in (torch.Tensor, nn.Parameter) for one in (hidden, weight))
     here = hidden.device == weight.device and hidden.device.type in ("cpu", "cuda")
@@ -55,9 +54,3 @@ def pick(hidden: torch.Tensor, weight: torch.Tensor, total: bool, return_logits:
     logits = hidden.shape[:-1].numel() * len(weight) * weight.dtype.itemsize
     enough = SMALL if total else current().scratch(weight.device)  # each position's own costs a fourth product
     return "logits" if backend == "logits" or logits <= enough else "chunked"
-
-
-def _in_torch_func() -> bool:
-    """Inside torch.func's transforms, which a Function with one `forward` knows nothing of."""
-    ask: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
-    return bool(ask is not None and ask())

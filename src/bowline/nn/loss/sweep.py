@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
-from bowline.nn.loss.chunks import block_rows, chunk_rows
+from bowline.nn.loss.chunks import chunk_rows
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.products import products_for
 from bowline.nn.loss.resources import Resources
 from bowline.nn.loss.softmax import chunk_loss
+from bowline.nn.tied_embedding import add_rows
 
-__all__ = ["Sweep", "Wanted", "add_rows", "sweep"]
+__all__ = ["Sweep", "Wanted", "sweep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,21 +138,7 @@ def _sweep(
             of_bias += x.sum(0, dtype=wide)
     del room
     if of_weight is not None and count:
-        add_rows(of_weight, ids, hidden, own)
+        add_rows(of_weight, ids, hidden.to(wide) * own[:, None])
     if of_bias is not None and bias is not None:
         of_bias = of_bias.index_add_(0, ids, own).to(bias.dtype)
     return Sweep(losses=losses, lse=lse, of_hidden=of_hidden, of_weight=of_weight, of_bias=of_bias)
-
-
-def add_rows(table: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor, factors: torch.Tensor) -> None:
-    """table[ids[i]] += factors[i] rows[i], in place; in half precision an id's rows are summed in float32 first.
-
-    table (V, D), ids (N,), rows (N, D), factors (N,) in float32 or wider.
-    """
-    once, place = ids.unique(return_inverse=True)
-    step = block_rows(len(rows))
-    for first in range(0, table.shape[1], step):
-        part = slice(first, first + step)
-        added = rows[:, part].to(factors.dtype) * factors[:, None]
-        sums = table[once, part].to(factors.dtype).index_add_(0, place, added)
-        table[once, part] = sums.to(table.dtype)
