@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-audit demo-models test sweep sweep-4 fuzz families clean help
+.PHONY: demo demo-audit demo-models test kills beside sweep sweep-4 fuzz families clean help
 
 help:
 	@echo "make demo      audit a real checkpoint beside broken ones (no torch), then the families, tied and untied"
 	@echo "make test      lint, types, tests"
+	@echo "make kills     a training run killed at random twenty times, resumed, and compared bit for bit"
 	@echo "make sweep     every class that can be built in transformers 5: predicted against loaded"
 	@echo "make sweep-4   the same in transformers 4"
 	@echo "make fuzz      200,000 safetensors headers against safetensors itself"
@@ -46,11 +47,14 @@ demo-audit: $(VENV)/minilm
 demo-models: $(VENV)/torch
 	$(BIN)/bowline demo --models
 
-test: $(VENV)/dev $(VENV)/minilm $(PEERS)/torchao/ready
+test: $(VENV)/dev $(VENV)/minilm beside
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
+
+kills: $(VENV)/dev
+	$(BIN)/python -m tests.train.kill_loop --kills 20
 
 sweep: $(VENV)/dev
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tools.sweep
@@ -61,10 +65,17 @@ sweep-4: $(PEERS)/transformers-4.57.1/ready
 fuzz: $(VENV)/dev
 	$(BIN)/python -m tests.checkpoint.header_fuzz --count 200000
 
-# Beside the environment and not in it: transformers would import it at every start.
-$(PEERS)/torchao/ready: $(VENV)/dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) torchao==0.18.0
+# Beside the environment and not in it: transformers and torch would import them at every start.
+BESIDE := $(PEERS)/torchao/ready $(PEERS)/triton/ready $(PEERS)/cut-cross-entropy/ready $(PEERS)/liger-kernel/ready
+$(PEERS)/torchao/ready: VERSION := 0.18.0
+$(PEERS)/triton/ready: VERSION := 3.7.1
+$(PEERS)/cut-cross-entropy/ready: VERSION := 25.1.1
+$(PEERS)/liger-kernel/ready: VERSION := 0.8.5
+$(BESIDE): $(VENV)/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) $(notdir $(@D))==$(VERSION)
 	@touch $@
+
+beside: $(BESIDE)
 
 # Two versions of transformers never share an environment.
 $(PEERS)/transformers-%/ready:

@@ -4,7 +4,8 @@ Every variant computes the same loss on the same numbers, and they take turns. T
 logits, the gradient of hidden and that of the matrix, by `torch.mm`, and by the library that Bowline found faster.
 
 For the memory each runs in a process of its own, as in `benchmarks.models`: peak resident memory of one step above the
-resident matrix, its gradient included.
+resident matrix, its gradient included. On a GPU it is what torch's allocator has given out at its peak, above the same.
+Where there is a GPU everything runs there. Libraries that are unpacked in `.peers` are found there.
 
 `python -m benchmarks loss` runs all of it; `python -m benchmarks.loss CASE DTYPE ROUNDS` one case.
 """
@@ -12,12 +13,13 @@ resident matrix, its gradient included.
 from __future__ import annotations
 
 import gc
-import importlib.util
+import importlib
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from benchmarks.measure import machine, median, peak_of
 from bowline.nn.loss import linear_cross_entropy, resources
+from bowline.nn.loss.gpu_products import GpuProducts
 from bowline.nn.loss.products import Products, products_for
 from bowline.nn.loss.resources import current
 from bowline.nn.tied_embedding import tied_embedding
@@ -32,6 +35,9 @@ from bowline.nn.tied_embedding import tied_embedding
 __all__ = ["CASES", "Case", "run"]
 
 ROUNDS = 5
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+UNPACKED = Path(__file__).parents[1] / ".peers"
+PACKAGES = ["bowline", "torch", "triton", "cut-cross-entropy", "liger-kernel", "quack-kernels"]
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Step = Callable[[], torch.Tensor]
@@ -49,8 +55,8 @@ class Case:
     def tensors(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The matrix (V, D), and ids and labels (N,), the same every time."""
         generator = torch.Generator().manual_seed(0)
-        weight = (torch.randn(self.size, self.width, generator=generator) * 0.02).to(dtype).requires_grad_()
-        ids, labels = (torch.randint(0, self.size, (self.rows,), generator=generator) for _ in range(2))
+        weight = (torch.randn(self.size, self.width, generator=generator) * 0.02).to(DEVICE, dtype).requires_grad_()
+        ids, labels = (torch.randint(0, self.size, (self.rows,), generator=generator).to(DEVICE) for _ in range(2))
         return weight, ids, labels
 
 
@@ -62,9 +68,12 @@ CASES = {
     "gemma": Case(name="Gemma-2-2B", size=256000, width=2304, rows=512),
     "qwen": Case(name="Qwen3-0.6B", size=151936, width=1024, rows=1024),
     "small": Case(name="V 128k, small batch", size=128256, width=1024, rows=128),
+    "qwen-8k": Case(name="Qwen3-0.6B, 8k tokens", size=151936, width=1024, rows=8192),
+    "llama-8k": Case(name="Llama-3.1-8B, 8k tokens", size=128256, width=4096, rows=8192),
     "smoke": Case(name="a try", size=5003, width=64, rows=256),
 }
-LARGE = [name for name in CASES if name != "smoke"]
+ON_GPU = ("qwen-8k", "llama-8k", "small")
+LARGE = list(ON_GPU) if DEVICE == "cuda" else [name for name in CASES if name != "smoke" and "8k" not in name]
 
 # --- what is compared -------------------------------------------------------------------------------------------------
 
@@ -83,11 +92,38 @@ def _torchs() -> Loss | None:
     return getattr(F, "linear_cross_entropy", None)
 
 
-def _cut() -> Loss | None:
-    if importlib.util.find_spec("cut_cross_entropy") is None:
+def _find_peers() -> None:
+    """Those that are unpacked in `.peers`, after those of the environment."""
+    for folder in ("triton", "cut-cross-entropy", "liger-kernel", "quack-kernels"):
+        if (UNPACKED / folder).is_dir() and str(UNPACKED / folder) not in sys.path:
+            sys.path.append(str(UNPACKED / folder))
+
+
+def _function(module: str, name: str) -> Any:
+    """A peer's function; `None` where it is not there or cannot be imported, cut-cross-entropy for want of Triton."""
+    _find_peers()
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        print(f"{module}: {error}", file=sys.stderr)
         return None
-    function: Any = importlib.import_module("cut_cross_entropy").linear_cross_entropy
-    return lambda hidden, weight, labels: function(hidden, weight, labels, impl="torch_compile")
+
+
+def _cut() -> Loss | None:
+    function = _function("cut_cross_entropy", "linear_cross_entropy")
+    kind = "cce" if DEVICE == "cuda" else "torch_compile"
+    return function and (lambda hidden, weight, labels: function(hidden, weight, labels, impl=kind))
+
+
+def _liger(**options: Any) -> Loss | None:
+    if DEVICE == "cpu":
+        return None
+    function = _function("liger_kernel.transformers.functional", "liger_fused_linear_cross_entropy")
+    return function and (lambda hidden, weight, labels: function(hidden, weight, labels, **options))
+
+
+def _quack() -> Loss | None:
+    return None if DEVICE == "cpu" else _function("quack.linear_cross_entropy", "chunked_linear_cross_entropy")
 
 
 def _ours(backend: str, **allowed: Any) -> Loss:
@@ -104,14 +140,18 @@ PEERS: dict[str, Callable[[], Loss | None]] = {
     "torch.compile": _compiled,
     "torch linear_cross_entropy": _torchs,
     "cut-cross-entropy": _cut,
+    "Liger": _liger,
+    "Liger, float32 sums": lambda: _liger(accum_dtype=torch.float32),
+    "QuACK": _quack,
 }
 OURS: dict[str, Callable[[], Loss | None]] = {
     "bowline reference": lambda: _ours("reference"),
     "bowline logits": lambda: _ours("logits"),
     "bowline chunked": lambda: _ours("chunked", compiler=True),
     "bowline chunked, no compiler": lambda: _ours("chunked", compiler=False),
-    "bowline chunked, no oneDNN": lambda: _ours("chunked", compiler=True, onednn=False),
 }
+if DEVICE == "cpu":
+    OURS["bowline chunked, no oneDNN"] = lambda: _ours("chunked", compiler=True, onednn=False)
 FLOORS = ("three products, torch.mm", "three products, fastest")
 
 
@@ -129,18 +169,19 @@ def step(loss: Loss, lookup: Callable[..., torch.Tensor], tensors: tuple[torch.T
 
 
 def floor(by: Products, tensors: tuple[torch.Tensor, ...]) -> Step:
-    """The three products alone, a chunk of 512 rows at a time."""
+    """The three products alone: a chunk of 512 rows at a time, and on a GPU all at once."""
     weight, ids, _ = tensors
-    table, gradient = weight.detach(), torch.zeros_like(weight)
+    table, rows = weight.detach(), 512 if DEVICE == "cpu" else len(ids)
+    gradient = torch.zeros_like(table)
     hidden = torch.tanh(F.embedding(ids, table) * 50)
-    room = by.room(512, table)
+    room = by.room(rows, table)
 
     def run() -> torch.Tensor:
-        for some in hidden.split(512):
-            x = room[: len(some)]
-            by.make_logits(some, table, None, x)
+        for some in hidden.split(rows):
+            x, ready = room[: len(some)], by.ready(some)
+            by.make_logits(ready, table, None, x)
             by.make_of_hidden(x, table)
-            by.add_of_weight(gradient, x, some, first=False)
+            by.add_of_weight(gradient, x, ready, first=False)
         return torch.zeros(())
 
     return run
@@ -155,8 +196,9 @@ def steps(case: Case, dtype: torch.dtype, names: list[str] | None = None) -> dic
             loss = make() if names is None or name in names else None
             if loss is not None:
                 found[name] = step(loss, lookup, tensors)
-    fastest = products_for(torch.empty(case.rows, case.width, dtype=dtype), tensors[0], current())
-    for name, by in zip(FLOORS, (Products(), fastest), strict=True):
+    hidden = torch.empty(case.rows, case.width, dtype=dtype, device=DEVICE)
+    floors = [Products(), products_for(hidden, tensors[0], current())] if DEVICE == "cpu" else [GpuProducts()]
+    for name, by in zip(FLOORS, floors, strict=False):
         if names is None or name in names:
             found[name] = floor(by, tensors)
     return found
@@ -174,23 +216,38 @@ def seconds(case: Case, dtype: torch.dtype, rounds: int = ROUNDS) -> dict[str, f
     calls = steps(case, dtype)
     near = 1e-5 if dtype == torch.float32 else 0.02
     expected = calls["eager"]()
-    for name, call in calls.items():  # this also warms up
-        loss = call()
+    for name, call in list(calls.items()):  # this also warms up
+        try:
+            loss = call()
+            _wait()
+        except Exception as error:  # a peer that does not run here does not end the comparison
+            if name not in PEERS:
+                raise
+            print(f"{name}: {str(error).splitlines()[0][:200]}", file=sys.stderr)
+            del calls[name]
+            continue
         if name not in FLOORS and not torch.isclose(loss, expected, rtol=near):
             raise RuntimeError(f"{case.name}: {name} gives {loss.item()}, eager {expected.item()}")
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     for _ in range(rounds):
         for name in order:
+            _wait()
             started = time.perf_counter()
             calls[name]()
+            _wait()
             times[name].append(time.perf_counter() - started)
         order = [*order[1:], order[0]]
     return {name: median(many) for name, many in times.items()}
 
 
+def _wait() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 def peak_megabytes(case: str, dtype: str, name: str) -> float:
-    """Peak resident memory of one step above the resident matrix, in a process of its own."""
+    """Peak memory of one step above the resident matrix, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.loss", "--peak", case, dtype, name]
     return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
 
@@ -206,7 +263,28 @@ def _peak_here(case: Case, dtype: torch.dtype, name: str) -> float:
     def forget() -> None:
         matrix.grad = None
 
-    return peak_of(step(loss, F.embedding if name in PEERS else tied_embedding, tensors), forget)
+    peak = peak_of if DEVICE == "cpu" else _peak_on_gpu
+    return peak(step(loss, F.embedding if name in PEERS else tied_embedding, tensors), forget)
+
+
+def _peak_on_gpu(call: Callable[[], object], forget: Callable[[], object]) -> float:
+    """`peak_of`, by torch's allocator."""
+    call()
+    forget()
+    gc.collect()
+    _wait()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    _wait()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def _machine() -> str:
+    """What ran, and where."""
+    _find_peers()
+    gpu = f", {torch.cuda.get_device_name()}" if DEVICE == "cuda" else ""
+    return machine(PACKAGES) + gpu
 
 
 def table(name: str, dtype: str, rounds: int = ROUNDS, memory: bool = True) -> str:
@@ -221,9 +299,10 @@ def table(name: str, dtype: str, rounds: int = ROUNDS, memory: bool = True) -> s
         "| variant | ms | of the floor | of the best peer | peak MiB |",
         "|---|---|---|---|---|",
     ]
+    digits = 1 if DEVICE == "cuda" else 0
     for variant, one in took.items():
         peak = f"{peak_megabytes(name, dtype, variant):.0f}" if memory and variant not in FLOORS else ""
-        lines.append(f"| {variant} | {one * 1e3:.0f} | {one / lowest:.2f} | {one / peer:.2f} | {peak} |")
+        lines.append(f"| {variant} | {one * 1e3:.{digits}f} | {one / lowest:.2f} | {one / peer:.2f} | {peak} |")
     gradient = case.size * case.width * DTYPES[dtype].itemsize / 2**20
     return "\n".join([*lines, "", f"The gradient of the matrix is {gradient:.0f} MiB."])
 
@@ -234,8 +313,8 @@ def run() -> str:
         [
             "# The tied loss: both ends of the vocabulary in a training step",
             f"Median of {ROUNDS} interleaved rounds, {torch.get_num_threads()} threads. The floor is {FLOORS[0]}. "
-            "Memory: peak resident memory of a step above the resident matrix, in a process of its own.",
-            machine(["bowline", "torch", "cut-cross-entropy"]),
+            "Memory: peak of a step above the resident matrix, in a process of its own.",
+            _machine(),
             *(table(name, dtype) for name in LARGE for dtype in DTYPES),
         ]
     )
@@ -245,5 +324,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "--peak":
         print(_peak_here(CASES[sys.argv[2]], DTYPES[sys.argv[3]], sys.argv[4]))
     else:
-        print(machine(["bowline", "torch", "cut-cross-entropy"]))
+        print(_machine())
         print(table(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -53,6 +53,7 @@ class PreTrainedModel(nn.Module):
             )
         self.config = copy.copy(config)  # what changes the model changes this one, and not another model's
         self.gradient_checkpointing = False
+        self.loss_only = False  # True: a forward with `labels` returns no logits, which nobody in training reads
 
     # --- drawing and tying --------------------------------------------------------------------------------------------
 
@@ -256,11 +257,13 @@ class PreTrainedModel(nn.Module):
 
     def _logits_and_loss(
         self, hidden: torch.Tensor, head: Any, labels: torch.Tensor | None, *, bias: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Logits (B, T, V) of hidden (B, T, D), and the mean cross entropy where there are `labels` (B, T)."""
         options = {"bias": bias, "logit_scale": self.config.logit_scale, "mask_ids": self.config.masked_ids}
         if labels is None:
             return linear_logits(hidden, head.weight, **options), None
+        if self.loss_only:
+            return None, linear_cross_entropy(hidden, head.weight, labels, **options)
         loss, logits = linear_cross_entropy(hidden, head.weight, labels, **options, return_logits=True)
         return logits, loss
 

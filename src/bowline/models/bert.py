@@ -334,7 +334,9 @@ class BertWithMLMHead(BertPreTrainedModel):
         super().set_output_embeddings(new)
         self.cls.predictions.bias = bias
 
-    def _predict(self, hidden: torch.Tensor, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _predict(
+        self, hidden: torch.Tensor, labels: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         if labels is not None:
             check_labels(labels, hidden.shape[:-1], self.config.vocab_size)
         head = self.cls.predictions

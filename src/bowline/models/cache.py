@@ -17,10 +17,14 @@ ROOM = 64
 class KVCache:
     """For each layer the keys and values (B, H, T, d) of the T tokens seen; `fixed` ones are of an encoder's output.
 
-    Without gradients, buffers grow by half and are written in place; with them, they are concatenated.
+    Without gradients, buffers grow by half and are written in place; with them, they are concatenated. The first
+    buffers of all `layers` are made at once: one by one they would lie between what a layer needs for a moment, and
+    keep that from being given back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 1) -> None:
+        self._first: torch.Tensor | None = None
+        self._layer_count = layers
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._lengths: dict[int, int] = {}
         self.fixed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -55,8 +59,15 @@ class KVCache:
         return keys[:, :, :total], values[:, :, :total]
 
     def _longer(self, layer: int, seen: int, total: int, like: torch.Tensor, which: int = 0) -> torch.Tensor:
-        buffer = like.new_empty(*like.shape[:2], max(total + ROOM, total * 3 // 2), like.shape[3])
+        shape = *like.shape[:2], max(total + ROOM, total * 3 // 2), like.shape[3]
+        if not seen and layer < self._layer_count:
+            if self._first is None:
+                self._first = like.new_empty(self._layer_count, 2, *shape)
+            if self._first.shape[2:] == shape:  # a layer may have fewer heads
+                return self._first[layer, which]
+        buffer = like.new_empty(shape)
         if seen:
+            self._first = None
             buffer[:, :, :seen] = self._layers[layer][which][:, :, :seen]
         return buffer
 

@@ -243,7 +243,7 @@ class GPT2Model(GPT2PreTrainedModel):
             check_beside(token_type_ids, batch, length, self.config.vocab_size, "token_type_ids")
             x = x + looked_up(self.wte, token_type_ids, self.config.embed_scale)
         x = self.drop(x)  # (B, T, D)
-        cache = past_key_values if past_key_values is not None else KVCache() if use_cache else None
+        cache = past_key_values if past_key_values is not None else KVCache(len(self.h)) if use_cache else None
         mask = visible_keys(attention_mask, batch, length, past + length, causal=True, device=x.device)
         states = [x]
         for block in self.h:

@@ -276,7 +276,11 @@ class T5EncoderDecoder(T5PreTrainedModel):
             decoder_attention_mask,
             memory=memory,
             memory_mask=cross_attention_mask,
-            cache=past_key_values if past_key_values is not None else KVCache() if use_cache else None,
+            cache=past_key_values
+            if past_key_values is not None
+            else KVCache(self.config.num_decoder_layers)
+            if use_cache
+            else None,
             output_hidden_states=output_hidden_states,
             run=self._run,
         )

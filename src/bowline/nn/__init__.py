@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bowline.nn.gradient_split import GradientSplit, split_gradient
 from bowline.nn.heads import LMHead, MLMHead
 from bowline.nn.init import find_roles, init_weights, measure_loss
 from bowline.nn.lora import merge_lora
@@ -24,6 +25,7 @@ from bowline.nn.vocabulary.resize import VocabChange, resize_vocab
 
 __all__ = [
     "FoundTies",
+    "GradientSplit",
     "LMHead",
     "LinearCrossEntropy",
     "LoadReport",
@@ -50,6 +52,7 @@ __all__ = [
     "quantize_tied",
     "resize_vocab",
     "save_checkpoint",
+    "split_gradient",
     "tie_weights",
     "unique_parameters",
     "untie_weights",

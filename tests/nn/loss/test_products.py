@@ -26,7 +26,7 @@ def test_products_are_those_of_float64(name: str, dtype: torch.dtype, size: int,
     added = torch.randn(size).to(dtype) if bias else None
     by = Products(logits=name, of_hidden=name, of_weight=name)
     x = by.room(6, weight)
-    by.make_logits(hidden, weight, added, x)
+    by.make_logits(by.ready(hidden), weight, added, x)
     exact = hidden.double() @ weight.double().t() + (0 if added is None else added.double())
     near: dict[str, Any] = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
     torch.testing.assert_close(x.double(), exact, **near)
@@ -36,8 +36,8 @@ def test_products_are_those_of_float64(name: str, dtype: torch.dtype, size: int,
     wide = given.double().abs() @ weight.double().abs()
     assert ((of_hidden - given.double() @ weight.double()).abs() <= 4 * torch.finfo(dtype).eps * wide + 1e-6).all()
     gradient = torch.full_like(weight, torch.nan)  # the first product overwrites what was there
-    by.add_of_weight(gradient, x, hidden, first=True)
-    by.add_of_weight(gradient, x, hidden, first=False)
+    by.add_of_weight(gradient, x, by.ready(hidden), first=True)
+    by.add_of_weight(gradient, x, by.ready(hidden), first=False)
     bound = 8 * torch.finfo(dtype).eps * (given.double().abs().t() @ hidden.double().abs()) + 1e-6
     assert ((gradient.double() - 2 * given.double().t() @ hidden.double()).abs() <= bound).all()
 
@@ -120,3 +120,11 @@ def test_rows_of_a_chunk_fit_the_budget(rows: int, size: int, dtype: torch.dtype
 def test_resources_that_mean_nothing_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words), resources(**changes):
         pass
+
+
+@pytest.mark.usefixtures("real_chunks")
+def test_rows_of_a_gpus_chunk_are_whole_tiles() -> None:
+    gpu = torch.device("cuda")
+    assert chunk_rows(8192, 151936, torch.bfloat16, gpu, 2**30) == 2816  # three chunks
+    assert chunk_rows(8192, 50257, torch.bfloat16, gpu, 2**30) == 4096
+    assert chunk_rows(130, 151936, torch.bfloat16, gpu, 2**30) == 130  # one

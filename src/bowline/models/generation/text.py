@@ -22,6 +22,7 @@ def text_pieces(
 ) -> Iterator[str]:
     """The text and what follows it, piece by piece as it comes; behind an encoder, what follows alone.
 
+    A space at the end of the text is not given to the model where it is a token of its own: the next token brings it.
     `options` are those of `GenerationMixin.generate`; beams come as one piece.
 
     Raises:
@@ -35,6 +36,10 @@ def text_pieces(
         )
     tokenizer = Tokenizer.from_pretrained(path)
     ids = tokenizer.encode(text)
+    if len(ids) > 1 and tokenizer.decode(ids[-1:]) == " ":
+        # To byte-level models a space belongs to the word after it: they have hardly seen one that ends a text.
+        text = text.removesuffix(" ")
+        ids = tokenizer.encode(text)
     if not ids:
         raise UsageError(f"{text!r} has no tokens", help="give a text to go on from")
     model = _whole(cls, path, device)

@@ -17,6 +17,8 @@ For each chunk the three products read the matrix twice, and read and write its 
 about 6 n V D operations for 4 V D numbers moved. Below the first, memory sets the pace and a smaller chunk saves
 nothing; above the second, more rows gain nothing. V / D has no say in it.
 """
+TILE = 128
+"""Rows that a GPU multiplies at once: of a chunk that is no multiple, the last are mostly waste."""
 BLOCK = 2**19
 """Numbers in a block."""
 BLOCK_ROWS = (256, 8192)
@@ -39,10 +41,11 @@ def chunk_rows(rows: int, size: int, dtype: torch.dtype, device: torch.device, b
     fits = int(LOGITS_SHARE * budget) // (padded(size) * dtype.itemsize)
     limit = max(least, min(most, fits))
     chunks = max(1, -(-rows // limit))
-    return max(1, -(-rows // chunks))
+    tile = TILE if device.type != "cpu" and rows > limit else 1
+    return max(1, -(-rows // (chunks * tile)) * tile)
 
 
-def block_rows(width: int) -> int:
-    """Rows of the vocabulary that are widened or multiplied at once: what stays in a cache."""
+def block_rows(width: int, numbers: int = BLOCK) -> int:
+    """Rows of the vocabulary that are widened or multiplied at once, of so many numbers: what stays in a cache."""
     least, most = BLOCK_ROWS
-    return max(least, min(most, BLOCK // max(1, width)))
+    return max(least, min(most, numbers // max(1, width)))

@@ -13,6 +13,7 @@ from bowline.nn.loss.chunked import chunked_losses, chunked_total
 from bowline.nn.loss.kept import kept_losses
 from bowline.nn.loss.logits import linear_logits
 from bowline.nn.loss.options import Options, Reduction, check_arguments, check_ends, check_labels, check_mask
+from bowline.nn.loss.peers import PEERS, peer_loss
 from bowline.nn.loss.reference import position_weights, reduced, reference_losses
 from bowline.nn.loss.resources import current
 from bowline.nn.loss.torchs import torch_losses
@@ -59,7 +60,8 @@ def linear_cross_entropy(
         backend: "reference" is a few lines of torch; "logits" keeps the logits and makes nothing else of their size;
             "chunked" has the logits of a chunk of tokens at a time, and the gradients of a mean or sum in the forward
             pass (for `reduction="none"` and `return_lse` it computes the logits twice, and asked for all logits it is
-            "logits"); "torch" is torch's own; "auto" picks, and `chosen_backend` says what.
+            "logits"); "torch" is torch's own; "liger", "quack" and "cut_cross_entropy" are those libraries', where they
+            are installed; "auto" picks among the first three, and `chosen_backend` says what.
 
     Returns:
         The loss, or a tuple of the loss and what was asked for, in float32; in float64 for float64.
@@ -91,6 +93,9 @@ def linear_cross_entropy(
     ends = hidden, weight, bias
     if name not in ("reference", "torch"):  # which are functions that autocast knows
         ends = _cast(hidden), _cast(weight), None if bias is None else _cast(bias)
+    if name in PEERS:
+        also = {"class_weight": class_weight is not None, "return_lse": return_lse, "return_logits": return_logits}
+        return peer_loss(name, *ends, labels, options, reduction, also)
     wide = torch.promote_types(ends[0].dtype, torch.float32)
     weights = position_weights(labels, ignore_index, class_weight, wide, reduction)
     if name == "chunked" and total:

@@ -13,7 +13,7 @@ from bowline.errors import UsageError
 __all__ = ["BACKENDS", "Options", "Reduction", "check_arguments", "check_ends", "check_labels", "check_mask"]
 
 Reduction = Literal["mean", "sum", "none"]
-BACKENDS = ("auto", "reference", "logits", "chunked", "torch")
+BACKENDS = ("auto", "reference", "logits", "chunked", "torch", "liger", "quack", "cut_cross_entropy")
 
 
 @dataclass(frozen=True, kw_only=True)

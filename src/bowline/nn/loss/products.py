@@ -20,7 +20,7 @@ import torch
 from bowline.nn.loss.chunks import block_rows, padded
 from bowline.nn.loss.resources import Resources
 
-__all__ = ["NAMES", "Products", "products_for"]
+__all__ = ["NAMES", "Hidden", "Products", "products_for"]
 
 LOG = logging.getLogger(__name__)
 WORTH_TIMING = 2**32
@@ -28,6 +28,15 @@ WORTH_TIMING = 2**32
 CLEARLY = 0.9
 """Another library has to take less than this share of `torch.mm`'s time."""
 NAMES = ("mm", "onednn", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hidden:
+    """Hidden (n, D) as it is, in float32 where it is widened, and as (D, n) in memory where oneDNN asks for that."""
+
+    plain: torch.Tensor
+    wide: torch.Tensor
+    turned: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,21 +54,52 @@ class Products:
         """For (rows, V) logits, each row aligned."""
         return weight.new_empty(rows, padded(len(weight)))[:, : len(weight)]
 
+    def sums(self, weight: torch.Tensor, chunks: int) -> torch.Tensor:
+        """Room for the gradient (V, D), which is the sum of so many products."""
+        return torch.empty_like(weight)
+
+    def ready(self, hidden: torch.Tensor) -> Hidden:
+        """Hidden (n, D) in the forms in which it is multiplied, each made once."""
+        return Hidden(
+            plain=hidden,
+            wide=hidden.float() if "float32" in (self.logits, self.of_weight) else hidden,
+            turned=hidden.t().contiguous() if self.of_weight == "onednn" else hidden,
+        )
+
     def make_logits(
-        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+        self, hidden: Hidden, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     ) -> torch.Tensor:
         """hidden weightᵀ + bias into `out` (n, V)."""
         if self.logits == "mm":
-            return _mm(hidden, weight, bias, out)
-        widened = hidden.float() if self.logits == "float32" else hidden
-        for part in _blocks(weight, len(hidden)):
-            added = None if bias is None else bias[part].to(widened.dtype)
+            return _mm(hidden.plain, weight, bias, out)
+        for part in _blocks(weight, len(out)):
             if self.logits == "onednn":
-                out[:, part] = _onednn(widened, weight[part], added)
+                out[:, part] = _onednn(hidden.plain, weight[part], None if bias is None else bias[part])
             else:
-                block = widened @ weight[part].float().t()
-                out[:, part] = block if added is None else block.add_(added)
+                block = hidden.wide @ weight[part].float().t()
+                out[:, part] = block if bias is None else block.add_(bias[part])
         return out
+
+    def make_turned_logits(self, hidden: Hidden, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Weight hiddenᵀ, (V, n), into `out`, which is float32 or wider; weight is a block of the matrix."""
+        if self.logits == "onednn":
+            return out.copy_(_onednn(weight, hidden.plain, None))
+        if self.logits == "float32":
+            return torch.mm(weight.float(), hidden.wide.t(), out=out)
+        if weight.dtype == out.dtype:
+            return torch.mm(weight, hidden.plain.t(), out=out)
+        return out.copy_(torch.mm(weight, hidden.plain.t()))
+
+    def add_of_hidden(self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
+        """Gradient (n, D), in float32 or wider, += x weight."""
+        if self.of_hidden == "mm" and x.dtype == gradient.dtype:
+            gradient.addmm_(x, weight)
+        elif self.of_hidden == "mm":
+            gradient += torch.mm(x, weight)
+        elif self.of_hidden == "onednn":
+            gradient += _onednn(x, weight.t(), None)
+        else:
+            gradient.addmm_(x.float(), weight.float())
 
     def make_of_hidden(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """X weight: (n, D), in float32 or wider."""
@@ -68,25 +108,25 @@ class Products:
             return torch.mm(x, weight).to(wide)
         found = torch.zeros(len(x), weight.shape[1], dtype=wide, device=x.device)
         for part in _blocks(weight, len(x)):
-            if self.of_hidden == "onednn":
-                found += _onednn(x[:, part], weight[part].t(), None)
-            else:
-                found.addmm_(x[:, part].float(), weight[part].float())
+            self.add_of_hidden(found, x[:, part], weight[part])
         return found
 
-    def add_of_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: torch.Tensor, first: bool) -> None:
+    def rounded(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """X in the dtype of the matrix, unless every product with it would widen it again."""
+        return x if self.of_hidden == self.of_weight == "float32" else x.to(dtype)
+
+    def add_of_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: Hidden, first: bool) -> None:
         """Gradient (V, D) += xᵀ hidden, or = where it is the `first`: block by block, which stay in a cache."""
-        if self.of_weight == "onednn":
-            turned = hidden.t().contiguous()
-        elif self.of_weight == "float32":
-            hidden = hidden.float()
         for part in _blocks(gradient, len(x)):
-            rows = x[:, part].t()
-            if self.of_weight == "mm":
-                gradient[part].addmm_(rows, hidden, beta=0 if first else 1)
-                continue
-            block = _onednn(rows, turned, None) if self.of_weight == "onednn" else rows.float() @ hidden
-            gradient[part] = block if first else block.add_(gradient[part])
+            self.add_block_of_weight(gradient[part], x[:, part].t(), hidden, first)
+
+    def add_block_of_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: Hidden, first: bool) -> None:
+        """Of a block of the matrix: gradient (b, D) += x hidden, or = where it is the `first`; x (b, n)."""
+        if self.of_weight == "mm":
+            gradient.addmm_(x, hidden.plain, beta=0 if first else 1)
+            return
+        block = _onednn(x, hidden.turned, None) if self.of_weight == "onednn" else x.float() @ hidden.wide
+        gradient.copy_(block if first else block.add_(gradient))
 
 
 def _blocks(weight: torch.Tensor, rows: int) -> list[slice]:
@@ -157,10 +197,11 @@ def _timed(dtype: torch.dtype, threads: int) -> Products:
 
     def calls(name: str) -> dict[str, Callable[[], object]]:
         by = Products(logits=name, of_hidden=name, of_weight=name)
+        ready = by.ready(hidden)
         return {
-            "logits": lambda: by.make_logits(hidden, weight, None, x),
+            "logits": lambda: by.make_logits(ready, weight, None, x),
             "of_hidden": lambda: by.make_of_hidden(x, weight),
-            "of_weight": lambda: by.add_of_weight(into, x, hidden, first=False),
+            "of_weight": lambda: by.add_of_weight(into, x, ready, first=False),
         }
 
     best = dict.fromkeys(("logits", "of_hidden", "of_weight"), "mm")

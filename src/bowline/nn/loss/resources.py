@@ -25,7 +25,8 @@ class Resources:
         budget: bytes of scratch beyond the gradients; `None` for 64 MiB, and 1 GiB on an accelerator.
         onednn: products by oneDNN where it is the faster, which needs blocks of scratch.
         compiler: `torch.compile` for what is between the products, in half precision: `None` for once so much was
-            computed that its ten seconds and more begin to pay, `True` for at once, `False` for never.
+            computed that its ten seconds and more begin to pay, `True` for at once, `False` for never,
+            and for no Triton kernel on a GPU.
     """
 
     budget: int | None = None

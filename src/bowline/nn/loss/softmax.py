@@ -1,8 +1,4 @@
-"""Between the products: a chunk of them becomes its losses and, in place, its gradient.
-
-With y = c tanh(s x / c), masked tokens at -inf, lse = log(sum(exp(y))), p = exp(y - lse), and a target of 1 - e on the
-label and u on every token, loss = lse - (1 - e) y[label] - u sum(y) + z lse². Where `of_loss` comes back for it and
-`of_lse` for the lse, the gradient of x is s (1 - (y / c)²) (p (of_loss (1 + 2 z lse) + of_lse) - of_loss target).
+"""Between the products: a chunk of them becomes its losses and, in place, its gradient, as `rule` has it.
 
 The label's own column is left out of the chunk (0) and returned in float32 beside it: in half precision it is most of
 the gradient, and so it is never rounded.
@@ -10,39 +6,30 @@ the gradient, and so it is never rounded.
 
 from __future__ import annotations
 
+import importlib
 import logging
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import replace
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
+from bowline.nn.loss.rule import Chunk, Rule
 
-__all__ = ["Chunk", "chunk_loss"]
+__all__ = ["chunk_loss", "masked_chunk", "triton_runs_on"]
 
 LOG = logging.getLogger(__name__)
-CACHED = 2**18
-"""Logits that the plain operations take at once, so that what is between them stays in a cache."""
+CACHED = {"cpu": 2**18, "cuda": 2**24}
+"""Logits that the plain operations take at once: on a CPU what stays in a cache, on a GPU what keeps it at work."""
 WORTH_COMPILING = 2**32
 """Logits that were computed without before a compilation, which takes ten seconds or more, begins to pay."""
 
 Part = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 Powers = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Of n rows: their losses and lse, and of the gradient the column of each row's own label; (n,), float32 or wider.
-
-    The lse counts for rows without a label too; their losses and gradients are 0.
-    """
-
-    losses: torch.Tensor
-    lse: torch.Tensor
-    of_label: torch.Tensor | None
 
 
 def chunk_loss(
@@ -60,43 +47,32 @@ def chunk_loss(
     size = x.shape[1]
     wide = torch.promote_types(x.dtype, torch.float32)
     counted = labels != options.ignore_index
-    at = torch.arange(len(x), device=x.device), labels.masked_fill(~counted, 0)
-    label = x[at].to(wide)
-    rule = _Rule(options.logit_scale, options.softcap, options.z_loss, options.share(size))
-    banned = None
-    if options.mask_ids:
-        banned = torch.zeros(size, dtype=torch.bool, device=x.device)
-        banned[torch.as_tensor(options.mask_ids, device=x.device)] = True
+    ids = labels.masked_fill(~counted, 0)[:, None]
+    label = x.gather(1, ids)[:, 0].to(wide)
+    rule = Rule.of(options, size)
+    banned = _banned(options.mask_ids, size, x.device) if options.mask_ids else None
     of_each = None if of_loss is None else of_loss.to(wide).masked_fill(~counted, 0.0)
-    lse, added = _over_rows(x, banned, of_each, None if of_lse is None else of_lse.to(wide), rule, allowed)
-    label = label * rule.scale
-    if rule.softcap is not None:
-        label = torch.tanh(label / rule.softcap) * rule.softcap
-    losses = lse - (1 - options.label_smoothing) * label + rule.z_loss * lse.square() - rule.share * added
-    losses = losses.masked_fill(~counted, 0.0)
-    if of_each is None:
-        return Chunk(losses=losses, lse=lse, of_label=None)
-    own = (label - lse).exp() * rule.of_p(lse, of_each, of_lse) - (rule.share + 1 - options.label_smoothing) * of_each
-    x[at] = 0.0
-    return Chunk(losses=losses, lse=lse, of_label=own * rule.slope(label))
+    of_lse = None if of_lse is None else of_lse.to(wide)
+    lse, added = _over_rows(x, banned, of_each, of_lse, rule, allowed)
+    chunk = rule.finish(label, lse, added, counted, of_each, of_lse)
+    if of_each is not None:
+        x[torch.arange(len(x), device=x.device), ids[:, 0]] = 0.0  # scatter_ makes a second chunk on a CPU
+    return chunk if banned is None else masked_chunk(chunk, banned[ids[:, 0]], counted)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """The numbers of the formula above."""
+def masked_chunk(chunk: Chunk, banned: torch.Tensor, counted: torch.Tensor) -> Chunk:
+    """The chunk where the label, or token 0 which stands in for none, is `banned` (n,): infinite loss, no gradient."""
+    of_label = None if chunk.of_label is None else chunk.of_label.masked_fill(banned, 0.0)
+    return replace(chunk, losses=chunk.losses.masked_fill(banned & counted, torch.inf), of_label=of_label)
 
-    scale: float
-    softcap: float | None
-    z_loss: float
-    share: float
 
-    def of_p(self, lse: torch.Tensor, of_loss: torch.Tensor, of_lse: torch.Tensor | None) -> torch.Tensor:
-        found = of_loss * (1 + 2 * self.z_loss * lse) if self.z_loss else of_loss
-        return found if of_lse is None else found + of_lse
-
-    def slope(self, y: torch.Tensor) -> torch.Tensor | float:
-        """Of y by x."""
-        return self.scale if self.softcap is None else self.scale * (1 - (y / self.softcap).square())
+@lru_cache(maxsize=8)
+@torch.inference_mode(False)
+def _banned(mask_ids: tuple[int, ...], size: int, device: torch.device) -> torch.Tensor:
+    """(V,) of bool. Made once: a GPU would have to wait for the copy in each chunk."""
+    banned = torch.zeros(size, dtype=torch.bool)
+    banned[list(mask_ids)] = True
+    return banned.to(device)
 
 
 def _over_rows(
@@ -104,15 +80,19 @@ def _over_rows(
     banned: torch.Tensor | None,
     of_loss: torch.Tensor | None,
     of_lse: torch.Tensor | None,
-    rule: _Rule,
+    rule: Rule,
     allowed: Resources,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The lse and the sum of the logits of each row, (n,) and (n,)."""
+    triton = allowed.compiler is not False and x.dtype != torch.float64 and triton_runs_on(x.device)
+    kernel = _kernel(x.device.type) if triton else None
+    if kernel is not None:
+        return kernel(x, banned, of_loss, of_lse, rule)
     part = compiled(rule) if _pays(x, allowed) and len(x) > 1 else None  # a size of 1 would be compiled again
     if part is not None:
         return part(x, banned, of_loss, of_lse)
-    plain, step = _part(rule, _kept_powers), max(1, CACHED // x.shape[1])
-    if x.device.type != "cpu" or step >= len(x):
+    plain, step = _part(rule, _kept_powers), max(1, CACHED.get(x.device.type, CACHED["cuda"]) // x.shape[1])
+    if step >= len(x):
         return plain(x, banned, of_loss, of_lse)
     parts = [
         plain(rows, banned, *(None if one is None else one[first : first + len(rows)] for one in (of_loss, of_lse)))
@@ -122,17 +102,13 @@ def _over_rows(
     return lse, added
 
 
-def _part(rule: _Rule, powers: Powers) -> Part:
+def _part(rule: Rule, powers: Powers) -> Part:
     """All that reads or writes each logit, in one function, which a compiler makes one loop over a row."""
 
     def part(
         x: torch.Tensor, banned: torch.Tensor | None, of_loss: torch.Tensor | None, of_lse: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        y = x.to(torch.promote_types(x.dtype, torch.float32))
-        if rule.scale != 1.0:
-            y = y * rule.scale
-        if rule.softcap is not None:
-            y = torch.tanh(y / rule.softcap) * rule.softcap
+        y = rule.logits(x.to(torch.promote_types(x.dtype, torch.float32)))
         finite = y
         if banned is not None:
             finite, y = y.masked_fill(banned, 0.0), y.masked_fill(banned, -torch.inf)
@@ -168,6 +144,26 @@ def _fused_powers(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return lse, (y - lse[:, None]).exp(), torch.ones_like(lse)
 
 
+def triton_runs_on(device: torch.device) -> bool:
+    """On a GPU, if it is installed, and on a CPU while it interprets its kernels, as in tests."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def _kernel(device: str) -> Part | None:
+    """`softmax_rows`, or `None`, and one line in the log, where Triton or what it needs is not there."""
+    try:
+        importlib.import_module("triton")
+        from bowline.nn.loss.triton_kernel import softmax_rows
+
+        trial = torch.zeros(2, 64, dtype=torch.bfloat16, device=device)
+        softmax_rows(trial, None, trial[:, 0].float(), None, Rule(1.0, None, 0.0, 0.0, 1.0))
+    except Exception as error:  # of whatever kind: the plain operations do the same
+        LOG.warning("no Triton here (%s): the loss runs without, slower", (str(error).splitlines() or [""])[0][:100])
+        return None
+    return softmax_rows
+
+
 class _Compiler:
     """Whether `torch.compile` works here, which is not known before it was tried, and how much was done without."""
 
@@ -189,7 +185,7 @@ def _pays(x: torch.Tensor, allowed: Resources) -> bool:
 
 
 @lru_cache(maxsize=8)
-def compiled(rule: _Rule) -> Part | None:
+def compiled(rule: Rule) -> Part | None:
     """`_part` compiled, or `None`, and one line in the log, where there is no compiler."""
     if not _Compiler.works:
         return None

@@ -1,0 +1,133 @@
+"""The first tokens' logits in the buffer of the matrix's gradient: the same numbers, and no scratch of their size."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
+
+from bowline.nn.loss import in_place, linear_cross_entropy, resources, sweep
+from tests.nn.loss.cases import OPTIONS, gradients
+
+V = 300
+WITHIN = [options for options in OPTIONS if not ("softcap" in options and "label_smoothing" in options)]
+
+
+@pytest.fixture
+def tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each sweep took in place."""
+    found: list[int] = []
+
+    def counted(hidden: torch.Tensor, *args: Any, **options: Any) -> Any:
+        found.append(len(hidden))
+        return in_place.sweep_in_place(hidden, *args, **options)
+
+    monkeypatch.setattr(sweep, "sweep_in_place", counted)
+    return found
+
+
+def ends(rows: int, width: int, dtype: torch.dtype, size: int = V) -> tuple[torch.Tensor, ...]:
+    """hidden (rows, width), weight, labels with every third ignored and none of 0, 3, 10, and a bias."""
+    torch.manual_seed(rows)
+    hidden, weight = (torch.randn(count, width).to(dtype).requires_grad_() for count in (rows, size))
+    labels = torch.randint(11, size, (rows,))
+    labels[1::3] = -100
+    return hidden, weight, labels, torch.randn(size).to(dtype).requires_grad_()
+
+
+def both(
+    tensors: tuple[torch.Tensor, ...], **options: Any
+) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+    """The loss and the gradients, of chunked and of float64's reference."""
+    found = []
+    for backend, dtype in (("chunked", tensors[0].dtype), ("reference", torch.float64)):
+        hidden, weight, bias = (tensors[at].detach().to(dtype).requires_grad_() for at in (0, 1, 3))
+        with resources(budget=1):
+            loss = linear_cross_entropy(hidden, weight, tensors[2], bias=bias, backend=backend, **options)
+            found.append([loss.detach(), *gradients(loss, hidden, weight, bias)])
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("options", WITHIN)
+@pytest.mark.parametrize(("rows", "width", "taken"), [(7, 9, 5), (70, 70, 47), (150, 80, 80)])
+@pytest.mark.parametrize("block", [2**4, 2**21])
+def test_it_is_the_loss_in_float64(
+    options: dict[str, Any], rows: int, width: int, taken: int, block: int, tokens: list[int], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(in_place, "BLOCK", block)
+    ours, expected = both(ends(rows, width, torch.float64, size=700), **options)
+    torch.testing.assert_close(ours, expected)
+    assert tokens == [taken]
+
+
+def test_a_softcap_with_smoothing_takes_the_other_way(tokens: list[int]) -> None:
+    ours, expected = both(ends(7, 9, torch.float64), softcap=3.0, label_smoothing=0.1)
+    torch.testing.assert_close(ours, expected)
+    assert tokens == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", WITHIN)
+def test_in_half_precision_no_gradient_is_further_off_than_eager_ones(
+    dtype: torch.dtype, options: dict[str, Any], tokens: list[int]
+) -> None:
+    hidden, weight, labels, bias = (
+        tensor.detach() * 0.5 if tensor.is_floating_point() else tensor for tensor in ends(96, 128, dtype)
+    )
+    ours, expected = both((hidden, weight, labels, bias), **options)
+    leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+    scale, softcap = options.get("logit_scale", 1.0), options.get("softcap")
+    logits = (leaves[0] @ leaves[1].t() + leaves[2]) * scale
+    logits = logits if softcap is None else torch.tanh(logits / softcap) * softcap
+    banned = torch.tensor(options.get("mask_ids", []), dtype=torch.int64)
+    logits = logits.float().index_fill(1, banned, -torch.inf)
+    smoothing = options.get("label_smoothing", 0.0)
+    if smoothing and len(banned):
+        return  # F.cross_entropy would count the masked
+    loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    loss = loss + options.get("z_loss", 0.0) * logits.logsumexp(1)[labels >= 0].square().mean()
+    for one, eager, exact in zip(ours[1:], gradients(loss, *leaves), expected[1:], strict=True):
+        assert one is not None and eager is not None and exact is not None
+        assert (one - exact).norm() <= 1.05 * (eager - exact).norm()
+    assert tokens == [64]  # of 96 tokens, those that have a label
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    size=st.integers(2, 90),
+    width=st.integers(1, 40),
+    block=st.integers(1, 600),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "logit_scale": st.floats(0.1, 3),
+            "softcap": st.floats(0.5, 30),
+            "z_loss": st.floats(0, 0.1),
+            "label_smoothing": st.floats(0, 1),
+            "mask_ids": st.just([0]),
+            "reduction": st.sampled_from(["mean", "sum"]),
+        },
+    ),
+)
+def test_whatever_the_sizes_and_options(rows: int, size: int, width: int, block: int, options: dict[str, Any]) -> None:
+    torch.manual_seed(size)
+    tensors = torch.randn(rows, width).double(), torch.randn(size, width).double(), torch.randint(1, size, (rows,))
+    with patch.object(in_place, "block_rows", lambda *_: block):
+        ours, expected = both((*tensors, torch.randn(size).double()), **options)
+    torch.testing.assert_close(ours, expected)
+
+
+def test_large_logits_and_infinite_ones_are_those_of_the_reference() -> None:
+    hidden, weight, labels, bias = ends(8, 16, torch.float32)
+    big = hidden.detach() * 200
+    ours, expected = both((big, weight, labels, bias))
+    torch.testing.assert_close(ours, [one.float() for one in expected if one is not None], rtol=1e-3, atol=1e-3)
+    big[0, 0] = torch.inf
+    loss, *_ = both((big, weight, labels, bias))[0]
+    assert loss is not None and not loss.isfinite()

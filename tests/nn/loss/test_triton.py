@@ -1,0 +1,112 @@
+"""The Triton kernel without a GPU: interpreted on the CPU, and compiled for GPUs that are not here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bowline.nn.loss import softmax
+from bowline.nn.loss.resources import Resources
+from bowline.nn.loss.rule import Rule
+
+ROOT = Path(__file__).parents[3]
+TRITON = ROOT / ".peers" / "triton"
+COMPILE = """
+import json, sys, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from bowline.nn.loss import triton_kernel
+
+kinds = {"x": "*" + sys.argv[1], "banned": "*u8", "stride": "i32", "size": "i32"}
+kinds |= dict.fromkeys(("of_loss", "of_lse", "lse", "added"), "*fp32")
+kinds |= dict.fromkeys(("scale", "softcap", "z_loss", "share"), "fp32")
+given = set(kinds) if sys.argv[3] == "everything" else {"x", "stride", "size", "of_loss", "lse", "added"}
+signature, constants, aligned = {}, {}, {}
+for place, name in enumerate(triton_kernel._row.arg_names):
+    signature[name] = kinds[name] if name in given else "constexpr"
+    if name not in given:
+        constants[place,] = triton_kernel.BLOCK if name == "BLOCK" else None
+    elif kinds[name].startswith("*") or name == "stride":
+        aligned[place,] = [["tt.divisibility", 16]]
+source = ASTSource(triton_kernel._row, signature, constants, aligned)
+made = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[2]), 32), options={"num_warps": 16})
+print(json.dumps({"ptx": made.asm["ptx"], "binary": len(made.asm["cubin"])}))
+"""
+
+
+def run_with_triton(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: that Triton is there changes what others import."""
+    if not (TRITON / "triton").is_dir():
+        pytest.skip("triton is not unpacked in .peers/triton: see the Makefile")
+    path = os.pathsep.join([str(TRITON), str(ROOT), str(ROOT / "src")])
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_interpreted_the_kernel_does_what_float64_does() -> None:
+    """What is tested is in `interpreted.py`."""
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-W",
+        "ignore::RuntimeWarning",
+    ]  # numpy's, of infinities
+    done = run_with_triton("-m", "pytest", *options, "tests/nn/loss/interpreted.py", TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("dtype", "capability", "options"), [("bf16", "90", "none"), ("fp16", "80", "everything")])
+def test_it_compiles_for_a_gpu_and_reads_and_writes_whole_vectors(
+    dtype: str, capability: str, options: str, tmp_path: Path
+) -> None:
+    done = run_with_triton("-c", COMPILE, dtype, capability, options, TRITON_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout.splitlines()[-1])
+    ptx: str = made["ptx"]
+    assert made["binary"] > 1000
+    assert ptx.count("ld.global.v4") >= 4 and ptx.count("st.global.v4") >= 2
+    assert not [line for line in ptx.splitlines() if "global.b16" in line or "global.b8" in line]
+    assert "cvt.rn." in ptx  # to the nearest
+    assert ".local" not in ptx  # nothing is spilt that the program knows of
+
+
+def test_where_there_is_no_triton_the_plain_operations_run_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(softmax, "triton_runs_on", lambda _: True)  # as on a GPU
+    monkeypatch.setattr(importlib, "import_module", missing)
+    softmax._kernel.cache_clear()
+    rule = Rule(1.0, None, 0.0, 0.0, 1.0)
+    for _ in range(2):
+        x = torch.randn(3, 9)
+        expected = x.logsumexp(1)
+        lse, _ = softmax._over_rows(x, None, None, None, rule, Resources())
+        torch.testing.assert_close(lse, expected)
+    softmax._kernel.cache_clear()
+    assert [record.getMessage() for record in caplog.records] == [
+        "no Triton here (No module named 'triton'): the loss runs without, slower"
+    ]
+
+
+def test_on_a_cpu_triton_is_not_asked_for() -> None:
+    assert not softmax.triton_runs_on(torch.device("cpu"))
