@@ -31,6 +31,7 @@ ROOMS = (
     "audit",
     "nn",
     "models",
+    "train",
     "study",
     "demo",
     "cli",
@@ -47,7 +48,8 @@ FLOOR = {
     "audit": {"errors", "tie", "geometry", "recipes", "families", "checkpoint"},
     "nn": {"errors", "tie", "geometry", "recipes", "families", "checkpoint"},
     "models": {"errors", "tie", "recipes", "families", "checkpoint", "nn"},
-    "study": {"errors", "recipes", "nn", "models"},
+    "train": {"errors", "tie", "recipes", "families", "checkpoint", "nn", "models"},
+    "study": {"errors", "tie", "geometry", "recipes", "families", "checkpoint", "plots", "nn", "models", "train"},
     "demo": {"errors", "tie", "geometry", "families", "checkpoint", "audit", "nn", "models"},
     "cli": set(ROOMS) - {"cli"},
 }

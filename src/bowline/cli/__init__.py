@@ -17,6 +17,8 @@ from bowline.cli.explain import explain
 from bowline.cli.fill_mask import fill_mask
 from bowline.cli.generate import generate
 from bowline.cli.init_loss import init_loss
+from bowline.cli.study import study
+from bowline.cli.train import train
 from bowline.errors import BowlineError
 
 __all__ = ["app", "main"]
@@ -34,6 +36,8 @@ app.command()(explain)
 app.command()(generate)
 app.command()(fill_mask)
 app.command()(init_loss)
+app.command()(train)
+app.command()(study)
 app.command()(demo)
 
 
@@ -59,6 +63,9 @@ def main() -> None:
         if sys.stdout is not stdout:  # typer has put a quiet one in its place: the reader of a pipe has seen enough
             sys.exit(141)
         raise
+    except KeyboardInterrupt as stop:
+        typer.echo(printable(str(stop) or "interrupted"), err=True)
+        sys.exit(130)
     except BowlineError as error:
         typer.echo(printable(f"error: {error}"), err=True)
         sys.exit(2)

@@ -1,0 +1,61 @@
+"""`bowline study --quick --out DIR`"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bowline.cli.needs import needs_torch
+
+if TYPE_CHECKING:
+    from bowline.study.report import Answer
+
+__all__ = ["study"]
+
+
+def study(
+    question: Annotated[
+        list[str] | None, typer.Argument(metavar="[QUESTION]...", help="Which questions; all unless given.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A directory for the report, the figures and what is kept.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Minutes on two cores, where the whole takes a day.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Print the questions and exit.")] = False,
+) -> None:
+    """Answer questions about the tie by measurement: numbers, a figure and two sentences for each.
+
+    What was measured is kept in DIR: a run that was stopped goes on, and a second run only writes.
+    """
+    from bowline.errors import UsageError
+
+    with needs_torch("study"):
+        from bowline.study.catalogue import QUESTIONS
+        from bowline.study.run import study as answer_all
+        from bowline.study.setting import FULL, QUICK
+    if listed:
+        width = max(map(len, QUESTIONS))
+        for each in QUESTIONS.values():
+            typer.echo(f"{each.name:<{width}}  {each.asks}")
+        return
+    if out is None:
+        raise UsageError("no --out: expected a directory for the report", help="bowline study --quick --out study")
+    looked_at = sys.stderr is not None and sys.stderr.isatty()
+    total = 0.0
+
+    def answered(answer: Answer) -> None:
+        nonlocal total
+        total += answer.elapsed
+        typer.echo(f"{answer.name} ({answer.elapsed:.0f} s)\n  {answer.asks}\n  {answer.conclusion}\n")
+
+    def tell(line: str) -> None:
+        if looked_at:
+            typer.echo(f"  ... {line}", err=True)
+
+    try:
+        answers = answer_all(question or (), out=out, setting=QUICK if quick else FULL, answered=answered, tell=tell)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; what was measured is kept: the same command goes on from there ({out})", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(f"{len(answers)} questions in {out / 'study.md'}, in {total:.0f} s")

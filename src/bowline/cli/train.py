@@ -1,0 +1,171 @@
+"""`bowline train --family gpt2 --data stdlib --out DIR`"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bowline.audit.render.printable import printable
+from bowline.cli.needs import needs_torch
+from bowline.errors import UsageError
+
+if TYPE_CHECKING:
+    from bowline.train.run import Outcome, Plan
+
+__all__ = ["train"]
+
+
+class Family(StrEnum):
+    """The families that can be trained."""
+
+    GPT2 = "gpt2"
+    BERT = "bert"
+    T5 = "t5"
+    LSTM = "lstm"
+
+
+class Size(StrEnum):
+    """How large: nano is for minutes on a laptop, the others are as published."""
+
+    NANO = "nano"
+    SMALL = "small"
+    BASE = "base"
+
+
+class PadLogit(StrEnum):
+    """What becomes of the padding token's logit."""
+
+    KEEP = "keep"
+    MASK = "mask"
+
+
+class HeadBias(StrEnum):
+    """What the head's bias begins at."""
+
+    UNIGRAM = "unigram"
+
+
+class RandomTokens(StrEnum):
+    """From where a masked language model's random tokens are drawn."""
+
+    ALL = "all"
+    ORDINARY = "ordinary"
+
+
+TRY = {
+    "gpt2": 'bowline generate {} "def "',
+    "lstm": 'bowline generate {} "def "',
+    "bert": 'bowline fill-mask {} "def [MASK](self):"',
+    "t5": 'bowline generate {} "for <extra_id_0> in range(10):"',
+}
+
+
+def train(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the model goes: a new directory.")],
+    family: Annotated[Family | None, typer.Option(help="Which family's model.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="A text file, a directory, or stdlib, which is the default. Repeatable."),
+    ] = None,
+    size: Annotated[Size | None, typer.Option(help="How large; nano unless given.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON with any of these options; those given here come first."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; of the size unless given.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the model, of the order of the text, of dropout.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR.")] = False,
+    tie: Annotated[bool | None, typer.Option("--tie/--untie", help="The head is the embedding, or its own.")] = None,
+    untie_at_step: Annotated[int | None, typer.Option(help="The head becomes its own after so many steps.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="How the model is drawn; see docs/recipes.md.")] = None,
+    init_from: Annotated[str | None, typer.Option(metavar="DIR", help="Fine-tune this checkpoint.")] = None,
+    pad_logit: Annotated[PadLogit | None, typer.Option(help="mask: the padding row stays as it is.")] = None,
+    head_bias: Annotated[HeadBias | None, typer.Option(help="The head's bias begins at log frequencies.")] = None,
+    random_tokens: Annotated[RandomTokens | None, typer.Option(help="Of bert: with special tokens or not.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Take it from here, train none.")] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Tokens of a new tokenizer, exactly.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of an input.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Inputs of a batch.")] = None,
+    accumulation: Annotated[int | None, typer.Option(help="Batches of a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="The highest, after warm-up.")] = None,
+    warmup_steps: Annotated[int | None, typer.Option(help="Of a tenth of the steps, at most 100.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Of matrices, the tied one among them.")] = None,
+    clip: Annotated[float | None, typer.Option(help="The longest gradient; 0 for any.")] = None,
+    bf16: Annotated[bool | None, typer.Option("--bf16", help="Autocast to bfloat16.")] = None,
+    compile_: Annotated[bool | None, typer.Option("--compile", help="torch.compile the model.")] = None,
+    activation_checkpointing: Annotated[
+        bool | None, typer.Option("--activation-checkpointing", help="Less memory, more time.")
+    ] = None,
+    strict: Annotated[bool | None, typer.Option("--strict", help="Refuse bytes and files that are no text.")] = None,
+    held_out_share: Annotated[float | None, typer.Option(help="Of the text, never trained on.")] = None,
+    log_every: Annotated[int | None, typer.Option(help="Steps between records.")] = None,
+    evaluate_every: Annotated[int | None, typer.Option(help="Steps between held-out evaluations.")] = None,
+    save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    keep: Annotated[int | None, typer.Option(help="Checkpoints that stay.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to compute: cpu, cuda.")] = None,
+) -> None:
+    """Train a model on plain text: tokenizer, tokens, model, checkpoints, and a directory that loads everywhere."""
+    given: dict[str, Any] = {
+        name: value.value if isinstance(value, StrEnum) else value
+        for name, value in (
+            ("family", family), ("data", data), ("size", size), ("steps", steps), ("seed", seed), ("tie", tie),
+            ("untie_at_step", untie_at_step), ("recipe", recipe), ("init_from", init_from), ("pad_logit", pad_logit),
+            ("head_bias", head_bias), ("random_tokens", random_tokens), ("tokenizer", tokenizer),
+            ("vocab_size", vocab_size), ("length", length), ("batch_size", batch_size),
+            ("accumulation", accumulation), ("learning_rate", learning_rate), ("warmup_steps", warmup_steps),
+            ("weight_decay", weight_decay), ("clip", clip), ("bf16", bf16), ("compile", compile_),
+            ("activation_checkpointing", activation_checkpointing), ("strict", strict),
+            ("held_out_share", held_out_share), ("log_every", log_every), ("evaluate_every", evaluate_every),
+            ("save_every", save_every), ("keep", keep), ("device", device),
+        )
+        if value is not None and value != []
+    }  # fmt: skip
+    with needs_torch("train"):
+        from bowline.train.config import TrainConfig
+        from bowline.train.log import shown
+        from bowline.train.run import train as run
+    stated = TrainConfig.read(config) if config is not None else {}
+    if not given and not stated:
+        raise UsageError("no --family: expected one of gpt2, bert, t5, lstm", help="or --config FILE")
+    wanted = TrainConfig.from_dict({**stated, **given}, str(config) if config is not None else "the options")
+
+    def told(plan: Plan) -> None:
+        typer.echo(printable_lines(plan.lines))
+
+    try:
+        with shown(wanted.value("steps")) as progress:
+            outcome = run(
+                wanted,
+                out,
+                resume=resume,
+                say=lambda line: typer.echo(line, err=True),
+                told=told,
+                log=lambda record: progress.record({key: record[key] for key in record if key != "groups"}),
+                on_step=progress.step,
+            )
+    except KeyboardInterrupt as stopped:
+        typer.echo(printable(f"{stopped or 'stopped before the first step'}"), err=True)
+        raise typer.Exit(130) from None
+    typer.echo("\n".join(_end(wanted.family, outcome)))
+
+
+def printable_lines(lines: list[str]) -> str:
+    """Names of files may hold what a terminal would obey."""
+    return "\n".join(printable(line) for line in lines)
+
+
+def _end(family: str, outcome: Outcome) -> list[str]:
+    """Where the model is, how good, and what to try."""
+    place = printable(json.dumps(str(outcome.directory)) if " " in str(outcome.directory) else str(outcome.directory))
+    loss = outcome.result.held_out_loss
+    of = {"bert": " of hidden tokens", "t5": " of hidden spans"}.get(family, "")
+    seen = f"held-out perplexity{of} {outcome.perplexity:.4g} (loss {loss:.4f})" if loss is not None else "trained"
+    return [
+        f"{seen} after {outcome.result.step:,} steps; the model is in {place}",
+        f"try: {TRY[family].format(place)}",
+        f"     bowline audit {place}",
+    ]

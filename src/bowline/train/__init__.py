@@ -1,0 +1,8 @@
+"""Training: a loop for any module with `labels`, and from plain text to a tied model that is trained."""
+
+from __future__ import annotations
+
+from bowline.train.loop import Batches, Result, Trainer
+from bowline.train.settings import TrainerSettings
+
+__all__ = ["Batches", "Result", "Trainer", "TrainerSettings"]

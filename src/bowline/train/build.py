@@ -1,0 +1,178 @@
+"""What a run trains, and on what: the model that a configuration describes, and its batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from bowline.errors import ConfigError, UsageError
+from bowline.models import BertConfig, GPT2Config, LSTMConfig, PreTrainedModel, T5Config
+from bowline.models.auto import checked_path, class_at, model_class
+from bowline.models.pretrained import checked_device
+from bowline.nn import tie_weights, untie_weights
+from bowline.nn.init import init_weights
+from bowline.train.config import TrainConfig
+from bowline.train.objectives import CausalBatches, MaskedBatches, SpanBatches
+from bowline.train.packed import Packed
+from bowline.train.tokenizers import TextTokenizer
+
+__all__ = ["batches_for", "model_for", "recipe_for", "settle_biases"]
+
+CONFIGS: dict[str, Any] = {"gpt2": GPT2Config, "bert": BertConfig, "t5": T5Config, "lstm": LSTMConfig}
+POSITIONS = {"gpt2": "n_positions", "bert": "max_position_embeddings"}
+
+
+def recipe_for(config: TrainConfig) -> str | None:
+    """The recipe by which a new model is drawn; `None` for the family's own way, which is transformers'.
+
+    A T5 with a head of its own is drawn by `t5-mesh`: transformers draws such a head with std 1, and the first loss is
+    six times ln V.
+    """
+    if config.recipe is None and config.family == "t5" and config.tie is False:
+        return "t5-mesh"
+    return config.recipe
+
+
+def model_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed | None = None) -> PreTrainedModel:
+    """The model before its first step, on `config.device`; the same for the same seed.
+
+    Args:
+        config: see `TrainConfig`.
+        tokenizer: whose ids it is to have.
+        packed: the text, where `config.head_bias` is "unigram".
+
+    Raises:
+        UsageError: a key of the model that its config does not have, a bias where the head has none, more tokens or
+            positions than a checkpoint has.
+        ConfigError: a value that means nothing, or a checkpoint of another family.
+        TieError: `tie` for a checkpoint whose two ends differ.
+    """
+    device = checked_device(config.device)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
+        model = _taken(config, tokenizer) if config.init_from is not None else _drawn(config, tokenizer)
+    if config.head_bias is not None:
+        if packed is None:
+            raise UsageError("head_bias without the text: expected packed=, whose tokens are counted")
+        _begin_at_unigram(model, packed)
+    return model.to(device)
+
+
+def batches_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -> CausalBatches:
+    """The objective of the family over the packed text.
+
+    Raises:
+        UsageError: too little text, or a length that the objective cannot have.
+    """
+    options: dict[str, Any] = {name: config.value(name) for name in ("length", "batch_size", "accumulation")}
+    options |= {"seed": config.seed, "held_out_tokens": config.held_out_tokens}
+    rows = packed.train, packed.held_out
+    if config.family == "bert":
+        assert tokenizer.begin is not None
+        assert tokenizer.mask is not None
+        return MaskedBatches(
+            *rows,
+            begin=tokenizer.begin,
+            separator=tokenizer.separator,
+            mask=tokenizer.mask,
+            vocab_size=len(tokenizer),
+            special=tokenizer.special,
+            random_tokens=config.random_tokens,
+            **options,
+        )
+    if config.family == "t5":
+        return SpanBatches(*rows, sentinels=tokenizer.sentinels, eos=tokenizer.separator, **options)
+    return CausalBatches(*rows, **options)
+
+
+@torch.no_grad()
+def settle_biases(model: PreTrainedModel) -> None:
+    """Of an untied BERT, the acting bias under both of its names: a loader that knows one bias has the trained one.
+
+    Untied, `cls.predictions.bias` does not act and is not trained; files hold both, and transformers 4 loads either.
+    """
+    for target, source in model.ties.items():
+        if target.endswith(".bias"):
+            model.get_parameter(source).copy_(model.get_parameter(target))
+
+
+def _drawn(config: TrainConfig, tokenizer: TextTokenizer) -> PreTrainedModel:
+    family, length = config.family, config.value("length")
+    keys: dict[str, Any] = {"vocab_size": len(tokenizer), **_ids(family, tokenizer)}
+    keys["tie_word_embeddings"] = config.tie is not False
+    if config.pad_logit is not None:
+        keys["pad_logit"] = config.pad_logit
+    if family in POSITIONS:
+        usual = getattr(CONFIGS[family](), POSITIONS[family])
+        keys[POSITIONS[family]] = length if config.size == "nano" else max(usual, length)
+    fixed = sorted(keys.keys() & config.model.keys() - set(POSITIONS.values()))
+    if fixed:
+        raise UsageError(
+            f"model: {fixed[0]} is not the config's to say: it follows from the tokenizer or has an option of its own",
+            help="leave it out",
+        )
+    made = CONFIGS[family](vocab_size=len(tokenizer)).updated(**{**keys, **config.preset.model, **config.model})
+    _check_positions(made, config)
+    model: PreTrainedModel = model_class({"model_type": family})(made)
+    recipe = recipe_for(config)
+    if recipe is not None:
+        init_weights(model, recipe, seed=config.seed)
+    return model
+
+
+def _ids(family: str, tokenizer: TextTokenizer) -> dict[str, int | None]:
+    if family == "bert":
+        return {"pad_token_id": tokenizer.pad}
+    if family == "t5":
+        return {"pad_token_id": tokenizer.pad, "eos_token_id": tokenizer.separator}
+    return {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
+
+
+def _taken(config: TrainConfig, tokenizer: TextTokenizer) -> PreTrainedModel:
+    """The checkpoint to fine-tune, with a head for the family's objective."""
+    place = checked_path(config.init_from)
+    found = class_at(place)
+    if found.config_class.model_type != config.family:
+        raise ConfigError(
+            f"{config.init_from}: is a {found.config_class.model_type}, and the family is {config.family}",
+            help=f"--family {found.config_class.model_type}",
+        )
+    changes = {} if config.pad_logit is None else {"pad_logit": config.pad_logit}
+    model: PreTrainedModel = model_class({"model_type": config.family}).from_pretrained(place, **changes)
+    if model.config.vocab_size < len(tokenizer):
+        raise UsageError(
+            f"{config.init_from}: has {model.config.vocab_size} rows, and its tokenizer {len(tokenizer)} tokens",
+            help="bowline.nn.resize_vocab gives it the rows that it lacks",
+        )
+    if config.pad_logit == "mask" and model.config.pad_token_id is None:
+        raise UsageError(
+            f"{config.init_from}: pad_logit='mask' and no pad_token_id in its config", help="leave --pad-logit out"
+        )
+    _check_positions(model.config, config)
+    if config.tie is True:
+        tie_weights(model)
+    elif config.tie is False:
+        untie_weights(model)
+    return model
+
+
+def _check_positions(made: Any, config: TrainConfig) -> None:
+    table = getattr(made, POSITIONS.get(config.family, ""), None)
+    if table is not None and config.value("length") > table:
+        raise UsageError(
+            f"a length of {config.value('length')}, and the model has {table} positions", help=f"--length {table}"
+        )
+
+
+@torch.no_grad()
+def _begin_at_unigram(model: PreTrainedModel, packed: Packed) -> None:
+    head = model.get_output_embeddings()
+    bias = getattr(head, "bias", None)
+    if not isinstance(bias, nn.Parameter):
+        raise UsageError(
+            f"head_bias='unigram': the head of this {type(model).__name__} has no bias",
+            help="leave --head-bias out, or build the model with one",
+        )
+    bias.copy_(torch.from_numpy(packed.unigram(len(bias))).log())

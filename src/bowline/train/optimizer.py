@@ -1,0 +1,79 @@
+"""AdamW (Loshchilov and Hutter, 2017) with the field's two groups: matrices decay, biases and norms do not.
+
+Which of the two an embedding belongs to is a convention, and a tied matrix is an embedding and a head at once. nanoGPT,
+Megatron and transformers' `Trainer` decay every matrix, embeddings among them: so does this file, and a tied matrix
+decays, once. (minGPT kept embeddings out.) What it means: decay draws every row towards zero at each step, also rows
+that no batch looked up; a tied matrix has a gradient in all rows through its head, and holds them against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim import AdamW
+
+from bowline.nn.once import unique_parameters
+from bowline.nn.ties.find import find_ties
+from bowline.train.settings import TrainerSettings
+
+__all__ = ["Groups", "adamw", "decay_groups"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """The names of the parameters that decay and of those that do not, each parameter under one name; `tied` of them.
+
+    `tied` has, for each matrix or bias that several names share, all its names, the one that stands in a group first.
+    """
+
+    decayed: dict[str, nn.Parameter]
+    plain: dict[str, nn.Parameter]
+    tied: tuple[tuple[str, ...], ...] = ()
+
+    def __str__(self) -> str:
+        parts = []
+        for title, group in (("with weight decay", self.decayed), ("without", self.plain)):
+            count = sum(parameter.numel() for parameter in group.values())
+            parts.append(f"{len(group)} tensors of {count:,} numbers {title}")
+        for names in self.tied:
+            where = "with weight decay" if names[0] in self.decayed else "without"
+            parts.append(f"{names[0]} (also {', '.join(names[1:])}) is one parameter, {where}")
+        return "; ".join(parts)
+
+
+def decay_groups(model: nn.Module) -> Groups:
+    """The trainable parameters of `model`, those of two or more dimensions apart from the others.
+
+    Example:
+        >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9)})
+        >>> model["lm_head"].weight = model["wte"].weight
+        >>> print(decay_groups(model))  # doctest: +NORMALIZE_WHITESPACE
+        1 tensors of 36 numbers with weight decay; 1 tensors of 9 numbers without;
+        wte.weight (also lm_head.weight) is one parameter, with weight decay
+    """
+    once = {id(parameter) for parameter in unique_parameters(model)}
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad and id(p) in once}
+    shared: dict[str, list[str]] = {}
+    for tie in find_ties(model):
+        shared.setdefault(tie.source, [tie.source]).append(tie.target)
+    tied = []
+    for names in shared.values():
+        first = [name for name in names if name in named]
+        tied += [(*first, *(name for name in names if name not in first))] if first else []
+    return Groups(
+        decayed={name: parameter for name, parameter in named.items() if parameter.ndim >= 2},
+        plain={name: parameter for name, parameter in named.items() if parameter.ndim < 2},
+        tied=tuple(tied),
+    )
+
+
+def adamw(groups: Groups, settings: TrainerSettings) -> AdamW:
+    """The optimizer of these groups, fused into one kernel for each tensor."""
+    parts = [
+        {"params": list(group.items()), "weight_decay": decay}
+        for group, decay in ((groups.decayed, settings.weight_decay), (groups.plain, 0.0))
+        if group
+    ]
+    floating = all(parameter.is_floating_point() for group in parts for _, parameter in group["params"])  # type: ignore[attr-defined]
+    return AdamW(parts, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=floating)

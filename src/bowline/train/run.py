@@ -1,0 +1,250 @@
+"""From text to a trained model in a directory: what `bowline train` does, as a function.
+
+OUT/run.json                 the configuration, and the fingerprint of the text
+OUT/tokenizer/, OUT/tokens/  made once; a resumed run finds them
+OUT/log.jsonl, checkpoints/  the loop's
+OUT/config.json, model.safetensors, tokenizer.json ...   the model, once it is trained
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bowline.checkpoint.durable import cannot_write, create, fill
+from bowline.checkpoint.publish import publishing
+from bowline.errors import UsageError
+from bowline.models import PreTrainedModel
+from bowline.models.pretrained import checked_device
+from bowline.nn.slots import slots
+from bowline.nn.ties.ends import makes_logits
+from bowline.nn.ties.find import find_ties
+from bowline.train.build import batches_for, model_for, recipe_for, settle_biases
+from bowline.train.checkpoints import steps_in
+from bowline.train.config import TrainConfig
+from bowline.train.corpus import Corpus, Survey, find_text
+from bowline.train.loop import Result, Trainer
+from bowline.train.objectives import CausalBatches
+from bowline.train.optimizer import decay_groups
+from bowline.train.packed import Packed, held_out_documents, pack, training_documents
+from bowline.train.processes import joined
+from bowline.train.tokenizers import TextTokenizer, take_tokenizer, train_tokenizer
+
+__all__ = ["Outcome", "Plan", "Text", "prepare", "train"]
+
+RUN = "run.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """The text of a run, ready: what was found, its tokenizer, and its tokens."""
+
+    survey: Survey
+    tokenizer: TextTokenizer
+    packed: Packed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is about to be trained, before the first step."""
+
+    config: TrainConfig
+    text: Text
+    model: PreTrainedModel
+    batches: CausalBatches
+
+    @property
+    def lines(self) -> list[str]:
+        """The plan in a few lines, for a person."""
+        config, packed = self.config, self.text.packed
+        steps, rows = config.value("steps"), config.value("batch_size")
+        each = f"{config.value('accumulation')} x " if config.value("accumulation") > 1 else ""
+        recipe = recipe_for(config)
+        drawn = "drawn as the family is" if recipe is None else f"drawn by {recipe}"
+        drawn = drawn if config.init_from is None else f"of {config.init_from}"
+        return [
+            f"text      {self.text.survey}",
+            f"tokens    {packed}; a vocabulary of {len(self.text.tokenizer):,}",
+            f"model     {config.family} {config.size}: {self.model.num_parameters():,} parameters, {self._tied()}",
+            f"weights   {drawn}, seed {config.seed}",
+            f"optimizer {decay_groups(self.model)}",
+            f"training  {steps:,} steps of {each}{rows} x {config.value('length')} tokens, "
+            f"{steps / self.batches.epoch:.2g} times the text",
+        ]
+
+    def _tied(self) -> str:
+        known = slots(self.model)
+        for tie in find_ties(self.model).ties:
+            if makes_logits(known[tie.target], known[tie.source]):
+                count = known[tie.source].tensor.numel()
+                share = count / self.model.num_parameters()
+                when = self.config.untie_at_step
+                until = "" if when is None else f" until step {when:,}"
+                return f"{count:,} ({share:.1%}) of them in the tied matrix, {tie}{until}"
+        return "the head a matrix of its own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A run that is done: where the model is, what the loop tells, and exp of the last held-out loss."""
+
+    directory: Path
+    result: Result
+
+    @property
+    def perplexity(self) -> float:
+        """On the held-out text; of hidden tokens for bert, of hidden spans for t5."""
+        loss = self.result.held_out_loss
+        return math.exp(loss) if loss is not None and loss < 700 else math.inf
+
+
+def prepare(
+    config: TrainConfig,
+    directory: Path,
+    corpus: Corpus | None = None,
+    say: Callable[[str], object] | None = None,
+) -> Text:
+    """The text, the tokenizer in `directory`/tokenizer and the tokens in `directory`/tokens, made where they are not.
+
+    The tokenizer is trained on the documents that are not held out. Several runs over one text may share a directory.
+
+    Raises:
+        UsageError: no text, too little of it, a vocabulary that it does not support, or bytes that `strict` refuses.
+        CheckpointError: the directory cannot be written.
+    """
+    corpus = corpus or find_text(config.data, strict=config.strict)
+    survey = corpus.survey
+    origin = config.tokenizer or config.init_from
+    of_family = "gpt2" if config.family == "lstm" else config.family
+    asked: dict[str, Any] = {"family": of_family, "origin": origin, "text": survey.fingerprint}
+    asked |= {"vocab_size": config.vocab_size, "or_less": config.preset.vocab_size, "share": config.held_out_share}
+    place = directory / "tokenizer"
+    if _read(place / "made.json") != asked:
+        if origin is not None:
+            tokenizer = take_tokenizer(config.family, origin)
+        else:
+            if say is not None:
+                say(f"training a tokenizer on {survey.characters:,} characters ...")
+            held_out = held_out_documents(survey, config.held_out_share)
+            tokenizer = train_tokenizer(
+                config.family,
+                training_documents(corpus, held_out),
+                config.vocab_size or config.preset.vocab_size,
+                characters=survey.characters,
+                exactly=config.vocab_size is not None,
+            )
+        with publishing(place, replaces=lambda name: True) as stage:
+            tokenizer.save(stage)
+            (stage / "made.json").write_text(json.dumps(asked, indent=2) + "\n")
+    tokenizer = take_tokenizer(config.family, place)
+    if say is not None:
+        say("packing the text ...")
+    packed = pack(corpus, tokenizer, directory / "tokens", share=config.held_out_share)
+    return Text(survey=survey, tokenizer=tokenizer, packed=packed)
+
+
+def train(
+    config: TrainConfig,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    say: Callable[[str], object] | None = None,
+    told: Callable[[Plan], object] | None = None,
+    log: Callable[[Mapping[str, Any]], None] | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Train the model that `config` describes; `out` is then a checkpoint with its tokenizer.
+
+    Under `torchrun` each process calls this alike; the first one writes.
+
+    Args:
+        config: see `TrainConfig`.
+        out: a new directory, or an empty one.
+        resume: go on with the run in `out`, where there is one.
+        say: is given a line before each part that takes its time.
+        told: is given the plan, before the first step.
+        log: is given each record of the loop.
+        on_step: is given the number of each step that is done.
+
+    Raises:
+        UsageError: a directory that holds something else or another run; too little text; as `model_for` and
+            `batches_for`; as `Trainer.train`.
+        BowlineError: as `Trainer.train`.
+        KeyboardInterrupt: it was stopped, with a whole checkpoint.
+    """
+    place = Path(out)
+    with joined(checked_device(config.device)) as processes:
+        if processes.first:
+            corpus = find_text(config.data, strict=config.strict)
+            _take_place(place, config, corpus.survey, resume)
+            text = prepare(config, place, corpus, say)
+        processes.total([0.0])  # the others wait until it is there
+        if not processes.first:
+            text = prepare(config, place)
+        model = model_for(config, text.tokenizer, text.packed)
+        batches = batches_for(config, text.tokenizer, text.packed)
+        if told is not None and processes.first:
+            told(Plan(config=config, text=text, model=model, batches=batches))
+        trainer = Trainer(model, batches, config.settings(), out=place, resume=resume, log=log, on_step=on_step)
+        result = trainer.train()
+        if processes.first:
+            settle_biases(model)
+            text.tokenizer.save(place)
+            model.eval().save_pretrained(place)
+        processes.total([0.0])
+    return Outcome(directory=place, result=result)
+
+
+def _take_place(place: Path, config: TrainConfig, survey: Survey, resume: bool) -> None:
+    """`run.json` in the directory: written where nothing was trained yet, compared where a run is resumed."""
+    before = _read(place / RUN)
+    known = before is not None and "config" in before and "text" in before
+    if not known:
+        _refuse_what_is_there(place)
+    if before is None or not known or not steps_in(place / "checkpoints"):  # a run without one has nothing to lose
+        content = {"version": 1, "config": config.effective(), "text": survey.fingerprint}
+        staged = place / f".{RUN}.{os.getpid()}.tmp"
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            staged.unlink(missing_ok=True)
+            fill(create(staged), (json.dumps(content, indent=2) + "\n").encode(), 0o644)
+            staged.replace(place / RUN)
+        except OSError as error:
+            raise cannot_write(place, error) from error
+        return
+    if not resume:
+        raise UsageError(f"{place}: holds a run", help="--resume goes on with it, or give another directory")
+    odd = config.differences(before["config"])
+    if not odd and before["text"] != survey.fingerprint:
+        odd = ["the text in it has changed"]
+    if odd:
+        raise UsageError(
+            f"{place}: is a run of another configuration: {'; '.join(odd)}",
+            help="resume with what it began with, or begin in another directory",
+        )
+
+
+def _refuse_what_is_there(place: Path) -> None:
+    if place.is_dir():
+        there = sorted(path.name for path in place.iterdir() if not path.name.startswith(f".{RUN}."))
+        if there:
+            raise UsageError(
+                f"{place}: holds something else ({', '.join(there[:3])}{', ...' if len(there) > 3 else ''}), expected "
+                "a new or an empty directory",
+                help="give another directory",
+            )
+    elif os.path.lexists(place):
+        raise UsageError(f"{place}: is not a directory", help="give another name")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,91 @@
+"""Two processes under torchrun, on gloo over loopback: each step's loss is that of one process with both batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bowline.errors import UsageError
+from bowline.train import Trainer
+from bowline.train.processes import Processes
+from tests.train.ddp_worker import OPTIONS
+from tests.train.runs import Counting, run, settings, tiny
+
+pytestmark = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
+)
+TOLERANCE = 1e-4
+"""Relative, after 24 steps: the sum of two gradients is rounded otherwise, and Adam's quotient makes more of it."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, out = Path(__file__).parents[2], tmp_path_factory.mktemp("ddp")
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}",
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--nnodes=1"]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    command += ["-m", "tests.train.ddp_worker", str(out)]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[Any, Any]:
+    return run(**OPTIONS)
+
+
+def test_each_steps_loss_is_that_of_one_process(place: Path, alone: tuple[Any, Any]) -> None:
+    records = [json.loads(text) for text in (place / "whole" / "log.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, 25))
+    losses, wanted = ([record["loss"] for record in history] for history in (records, alone[1].history))
+    assert losses == pytest.approx(wanted, rel=TOLERANCE)
+    assert records[0]["loss"] == pytest.approx(alone[1].history[0]["loss"], rel=1e-6)
+
+
+def test_dropout_is_that_of_the_batch_and_not_of_the_process(place: Path, alone: tuple[Any, Any]) -> None:
+    """The first loss has one, and agrees; without, it would be another."""
+    still = tiny(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    without = Trainer(still, Counting(), settings(**{**OPTIONS, "steps": 1, "untie_at_step": None})).train()
+    first = json.loads((place / "whole" / "log.jsonl").read_text().splitlines()[0])
+    assert abs(first["loss"] - without.loss) > 1e-4 > abs(first["loss"] - alone[1].history[0]["loss"])
+
+
+def test_both_processes_end_with_one_model_which_is_that_of_one_process(place: Path, alone: tuple[Any, Any]) -> None:
+    zero, one = (torch.load(place / f"{rank}.pt") for rank in range(2))
+    for name, tensor in alone[0].state_dict().items():
+        assert torch.equal(zero["state"][name], one["state"][name])
+        torch.testing.assert_close(zero["state"][name], tensor, rtol=1e-2, atol=1e-3)
+    assert zero["held_out"] == one["held_out"] == pytest.approx(alone[1].held_out_loss, rel=TOLERANCE)
+
+
+def test_a_signal_to_one_process_ends_both_behind_the_same_step(place: Path) -> None:
+    said = [(place / f"{rank}.txt").read_text() for rank in range(2)]
+    assert said[0].startswith("ended by SIGTERM after step 8: the checkpoint of step 8 is whole")
+    assert said[1].startswith("ended by a signal after step 8: the checkpoint of step 8 is whole")
+
+
+def test_a_run_of_two_processes_goes_on_on_one(place: Path, alone: tuple[Any, Any]) -> None:
+    _, result = run(place / "ended", resume=True, **OPTIONS)
+    losses, wanted = ([record["loss"] for record in history] for history in (result.history, alone[1].history))
+    assert losses == pytest.approx(wanted, rel=TOLERANCE)
+
+
+def test_batches_that_cannot_be_shared_out_are_refused() -> None:
+    two = Processes()
+    two.count = 2
+    assert list(two.share(4)) == [0, 2]
+    with pytest.raises(UsageError, match=r"accumulation=3 on 2 processes: expected a multiple of 2.*accumulation=2"):
+        two.share(3)

@@ -1,0 +1,94 @@
+"""Which parameters decay, and what the tied matrix counts as."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bowline.models import (
+    BertConfig,
+    BertForMaskedLM,
+    LSTMConfig,
+    LSTMLMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from bowline.train.optimizer import adamw, decay_groups
+from tests.train.runs import settings, tiny
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "gpt2": tiny,
+    "bert": lambda: BertForMaskedLM(
+        BertConfig(vocab_size=23, hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24)
+    ),
+    "t5": lambda: T5ForConditionalGeneration(
+        T5Config(vocab_size=23, d_model=12, d_kv=6, d_ff=24, num_layers=1, num_decoder_layers=1, num_heads=2)
+    ),
+    "lstm": lambda: LSTMLMHeadModel(LSTMConfig(vocab_size=23, hidden_size=12, num_layers=1)),
+}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_every_parameter_is_in_one_group_once(family: str) -> None:
+    model = MODELS[family]()
+    optimizer = adamw(decay_groups(model), settings())
+    held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(held) == sorted({id(parameter) for parameter in model.parameters()})
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_matrices_decay_and_biases_and_norms_do_not(family: str) -> None:
+    groups = decay_groups(MODELS[family]())
+    assert all(parameter.ndim == 2 for parameter in groups.decayed.values())
+    assert all(parameter.ndim == 1 for parameter in groups.plain.values())
+    assert not [name for name in groups.decayed if name.endswith("bias") or "norm" in name.lower() or ".ln_" in name]
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_tied_matrix_is_one_parameter_that_decays_and_the_log_says_so(family: str) -> None:
+    model = MODELS[family]()
+    groups = decay_groups(model)
+    head, table = (f"{name}.weight" for name in (model.output_embeddings, model.input_embeddings))
+    names = next(names for names in groups.tied if table in names)
+    assert {head, table} <= set(names)
+    assert [name for name in names if name in groups.decayed] == [names[0]]
+    assert f"{names[0]} (also {', '.join(names[1:])}) is one parameter, with weight decay" in str(groups)
+
+
+def test_an_untied_head_is_a_parameter_of_its_own() -> None:
+    groups = decay_groups(tiny(tie_word_embeddings=False))
+    assert {"lm_head.weight", "transformer.wte.weight"} <= set(groups.decayed)
+    assert groups.tied == ()
+
+
+def test_what_does_not_train_is_in_no_group() -> None:
+    model = tiny()
+    model.transformer.wpe.weight.requires_grad_(False)
+    assert "transformer.wpe.weight" not in decay_groups(model).decayed
+
+
+def test_a_step_is_that_of_the_paper_in_float64() -> None:
+    """w - lr (m / (sqrt(v) + eps) + decay w), with both moments corrected for their start at 0."""
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 3)
+    wanted = {name: parameter.detach().double() for name, parameter in layer.named_parameters()}
+    chosen = settings(weight_decay=0.3, learning_rate=0.01, betas=(0.8, 0.9), eps=1e-6)
+    optimizer = adamw(decay_groups(layer), chosen)
+    first = {name: torch.zeros_like(value) for name, value in wanted.items()}
+    second = {name: torch.zeros_like(value) for name, value in wanted.items()}
+    for step in range(1, 6):
+        for name, parameter in layer.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            gradient = parameter.grad.double()
+            first[name] = 0.8 * first[name] + 0.2 * gradient
+            second[name] = 0.9 * second[name] + 0.1 * gradient**2
+            m, v = first[name] / (1 - 0.8**step), second[name] / (1 - 0.9**step)
+            decay = 0.3 if name == "weight" else 0.0
+            wanted[name] = wanted[name] - 0.01 * (m / (v.sqrt() + 1e-6) + decay * wanted[name])
+        optimizer.step()
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(parameter.double(), wanted[name], rtol=1e-5, atol=1e-6)
