@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["Measured", "interleaved", "machine", "measure", "median", "peak_of"]
+__all__ = ["Measured", "interleaved", "machine", "measure", "median", "peak_of", "peak_of_process", "reset_peak"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +65,20 @@ def peak_of(call: Callable[[], object], forget: Callable[[], object]) -> float:
     forget()
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+    before = reset_peak()
     call()
-    return (_status("VmHWM") - before) / 1024
+    return peak_of_process() - before
+
+
+def reset_peak() -> float:
+    """Resident megabytes of this process now; its peak counts from here."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS") / 1024
+
+
+def peak_of_process() -> float:
+    """The most resident megabytes of this process since `reset_peak`."""
+    return _status("VmHWM") / 1024
 
 
 def _status(key: str) -> int:
