@@ -62,7 +62,8 @@ def sweep_in_place(
     most, total, added = (torch.full((count,), start, dtype=wide) for start in (-torch.inf, 0.0, 0.0))
     bases = []
     for part in parts:
-        y = by.make_turned_logits(ready, weight[part], room[: part.stop - part.start])
+        into = kept[part] if kept.dtype == wide else room[: part.stop - part.start]
+        y = by.make_turned_logits(ready, weight[part], into)
         if bias is not None:
             y += bias[part, None]
         rule.logits_(y)
@@ -76,7 +77,10 @@ def sweep_in_place(
         bases.append(most.masked_fill(most.isinf(), 0.0))
         y.sub_(bases[-1]).exp_()
         total = total * (before - bases[-1]).exp_() + y.sum(0)
-        kept[part] = y if slope is None else y.mul_(slope)
+        if slope is not None:
+            y.mul_(slope)
+        if kept.dtype != wide:
+            kept[part] = y
 
     lse = bases[-1] + total.log()
     label = (hidden.to(wide) * weight[ids]).sum(1)

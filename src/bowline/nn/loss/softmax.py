@@ -91,7 +91,9 @@ def _over_rows(
     part = compiled(rule) if _pays(x, allowed) and len(x) > 1 else None  # a size of 1 would be compiled again
     if part is not None:
         return part(x, banned, of_loss, of_lse)
-    plain, step = _part(rule, _kept_powers), max(1, CACHED.get(x.device.type, CACHED["cuda"]) // x.shape[1])
+    simple = rule.softcap is None and x.dtype == torch.promote_types(x.dtype, torch.float32)
+    plain = _part_in_place(rule) if simple else _part(rule, _kept_powers)
+    step = max(1, CACHED.get(x.device.type, CACHED["cuda"]) // x.shape[1])
     if step >= len(x):
         return plain(x, banned, of_loss, of_lse)
     parts = [
@@ -125,6 +127,33 @@ def _part(rule: Rule, powers: Powers) -> Part:
             gradient = gradient.masked_fill(banned, 0.0)
         x.copy_(gradient)
         return lse, added
+
+    return part
+
+
+def _part_in_place(rule: Rule) -> Part:
+    """`_part` of plain operations on wide numbers without a softcap: nothing as large as x is made beside it."""
+
+    def part(
+        x: torch.Tensor, banned: torch.Tensor | None, of_loss: torch.Tensor | None, of_lse: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        y = rule.logits_(x)
+        if rule.share:
+            added = (y if banned is None else y.masked_fill(banned, 0.0)).sum(1)
+        if banned is not None:
+            y.masked_fill_(banned, -torch.inf)
+        most = y.amax(1)
+        most = most.masked_fill(most.isinf(), 0.0)
+        power = y.sub_(most[:, None]).exp_()
+        total = power.sum(1)
+        lse = most + total.log()
+        if of_loss is not None:
+            power.mul_((rule.scale * rule.of_p(lse, of_loss, of_lse) / total)[:, None])
+            if rule.share:
+                power -= (rule.scale * rule.share * of_loss)[:, None]
+                if banned is not None:
+                    power.masked_fill_(banned, 0.0)
+        return lse, added if rule.share else torch.zeros_like(lse)
 
     return part
 
