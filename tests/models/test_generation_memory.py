@@ -1,0 +1,42 @@
+"""What a step of generation needs beside the model: logits of the last position, and no second table."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SIZE, WIDTH = 60000, 512
+PROBE = """
+import ctypes, gc, sys, torch
+from bowline.models import GPT2Config, GPT2LMHeadModel
+
+config = GPT2Config(vocab_size=int(sys.argv[1]), n_embd=int(sys.argv[2]), n_layer=1, n_head=4, n_positions=64,
+                    bos_token_id=0, eos_token_id=None)
+model = GPT2LMHeadModel(config).bfloat16().eval()
+ids = torch.randint(1, config.vocab_size, (4, 16))
+
+def status(key):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key))
+
+model.generate(ids, max_new_tokens=4, top_k=50, do_sample=True)
+peaks = []
+for _ in range(3):
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    open("/proc/self/clear_refs", "w").write("5")
+    before = status("VmRSS")
+    model.generate(ids, max_new_tokens=4, top_k=50, do_sample=True)
+    peaks.append((status("VmHWM") - before) / 1024)
+print(min(peaks))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the high-water mark is Linux's")
+def test_a_bf16_table_is_not_widened_for_the_last_position() -> None:
+    command = [sys.executable, "-c", PROBE, str(SIZE), str(WIDTH)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300)
+    in_float32 = SIZE * WIDTH * 4 / 2**20
+    assert float(done.stdout.splitlines()[-1]) < in_float32 / 4
