@@ -18,6 +18,7 @@ from bowline.nn.slots import Slot, slots
 from bowline.nn.state.conflicts import OnConflict
 from bowline.nn.state.load import LoadReport, load_into
 from bowline.nn.state.names import conversions_kept, is_transformers_model, to_live, unwrapped
+from bowline.nn.state.pause import without_collections
 from bowline.nn.state.stored import stored_tensor
 from bowline.nn.state.survey import survey
 from bowline.nn.ties.compare import is_plain
@@ -26,6 +27,7 @@ __all__ = ["load_checkpoint"]
 
 
 @torch.inference_mode(False)
+@without_collections()
 def load_checkpoint(
     model: nn.Module,
     path: str | os.PathLike[str],
