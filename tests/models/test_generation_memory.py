@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from bowline.models.cache import KVCache
 
 SIZE, WIDTH = 60000, 512
 PROBE = """
@@ -40,3 +43,17 @@ def test_a_bf16_table_is_not_widened_for_the_last_position() -> None:
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300)
     in_float32 = SIZE * WIDTH * 4 / 2**20
     assert float(done.stdout.splitlines()[-1]) < in_float32 / 4
+
+
+def test_beams_keep_no_first_buffer_beside_the_rows_that_they_follow() -> None:
+    cache, new = KVCache(layers=2), torch.randn(2, 1, 3, 4)
+    with torch.no_grad():
+        for layer in range(2):
+            cache.update(layer, new, new)
+    at = cache._layers[0][0].untyped_storage().data_ptr()
+    assert cache._layers[1][1].untyped_storage().data_ptr() == at
+    cache.reorder(torch.tensor([1, 0]))
+    held = [value for value in vars(cache).values() if isinstance(value, torch.Tensor)]
+    held += [tensor for pair in cache._layers.values() for tensor in pair]
+    assert all(tensor.untyped_storage().data_ptr() != at for tensor in held)
+    torch.testing.assert_close(cache._layers[0][0][:, :, :3], new[[1, 0]])

@@ -73,6 +73,7 @@ class KVCache:
 
     def reorder(self, rows: torch.Tensor) -> None:
         """Row i becomes what row `rows[i]` was: beams that are followed and beams that are dropped."""
+        self._first = None  # or what is copied from here would stay beside its copies
         self._layers = {at: (k.index_select(0, rows), v.index_select(0, rows)) for at, (k, v) in self._layers.items()}
         self.fixed = {at: (k.index_select(0, rows), v.index_select(0, rows)) for at, (k, v) in self.fixed.items()}
 

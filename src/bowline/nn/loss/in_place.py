@@ -14,7 +14,7 @@ from bowline.nn.loss.chunks import block_rows
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.products import Products
 from bowline.nn.loss.rule import Chunk, Rule
-from bowline.nn.loss.softmax import masked_chunk
+from bowline.nn.loss.softmax import banned_tokens, masked_chunk
 
 __all__ = ["fits_in_place", "sweep_in_place"]
 
@@ -55,7 +55,7 @@ def sweep_in_place(
     of_each = of_loss.to(wide).masked_fill(~counted, 0.0)
     step = block_rows(max(hidden.shape), BLOCK)
     parts = [slice(first, min(first + step, size)) for first in range(0, size, step)]
-    banned = _banned(options, size)
+    banned = banned_tokens(options.mask_ids, size, weight.device)[:, None] if options.mask_ids else None
     kept, ready = of_weight[:, :count], by.ready(hidden)
     room = torch.empty(min(step, size), count, dtype=wide)
 
@@ -105,12 +105,3 @@ def sweep_in_place(
             by.add_of_hidden(of_hidden, x.t(), weight[part])
         by.add_block_of_weight(of_weight[part], x, ready, first=True)
     return chunk
-
-
-def _banned(options: Options, size: int) -> torch.Tensor | None:
-    """The rows that are masked, (V, 1)."""
-    if not options.mask_ids:
-        return None
-    banned = torch.zeros(size, 1, dtype=torch.bool)
-    banned[torch.as_tensor(options.mask_ids)] = True
-    return banned

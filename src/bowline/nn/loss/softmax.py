@@ -20,7 +20,7 @@ from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
 from bowline.nn.loss.rule import Chunk, Rule
 
-__all__ = ["chunk_loss", "masked_chunk", "triton_runs_on"]
+__all__ = ["banned_tokens", "chunk_loss", "masked_chunk", "triton_runs_on"]
 
 LOG = logging.getLogger(__name__)
 CACHED = {"cpu": 2**18, "cuda": 2**24}
@@ -50,7 +50,7 @@ def chunk_loss(
     ids = labels.masked_fill(~counted, 0)[:, None]
     label = x.gather(1, ids)[:, 0].to(wide)
     rule = Rule.of(options, size)
-    banned = _banned(options.mask_ids, size, x.device) if options.mask_ids else None
+    banned = banned_tokens(options.mask_ids, size, x.device) if options.mask_ids else None
     of_each = None if of_loss is None else of_loss.to(wide).masked_fill(~counted, 0.0)
     of_lse = None if of_lse is None else of_lse.to(wide)
     lse, added = _over_rows(x, banned, of_each, of_lse, rule, allowed)
@@ -68,8 +68,8 @@ def masked_chunk(chunk: Chunk, banned: torch.Tensor, counted: torch.Tensor) -> C
 
 @lru_cache(maxsize=8)
 @torch.inference_mode(False)
-def _banned(mask_ids: tuple[int, ...], size: int, device: torch.device) -> torch.Tensor:
-    """(V,) of bool. Made once: a GPU would have to wait for the copy in each chunk."""
+def banned_tokens(mask_ids: tuple[int, ...], size: int, device: torch.device) -> torch.Tensor:
+    """Which tokens are masked, (V,) of bool. Made once: a GPU would have to wait for the copy in each chunk."""
     banned = torch.zeros(size, dtype=torch.bool)
     banned[list(mask_ids)] = True
     return banned.to(device)
