@@ -82,7 +82,7 @@ def test_wrong_options_are_errors_of_ours(config: Path, data: Path, tmp_path: Pa
     out = tmp_path / "out"
     for arguments, said in (
         (["--steps", "3"], "no family: expected one of"),
-        ([], "no --family"),
+        ([], "no family: expected one of"),
         (["--family", "gpt2", "--head-bias", "unigram"], "the head of a gpt2 has no bias"),
         (["--family", "gpt2", "--recipe", "t6"], "recipe='t6'"),
         (["--family", "gpt2", "--data", str(tmp_path / "none")], "none: is not there"),

@@ -11,7 +11,6 @@ import typer
 
 from bowline.audit.render.printable import printable
 from bowline.cli.needs import needs_torch
-from bowline.errors import UsageError
 
 if TYPE_CHECKING:
     from bowline.train.run import Outcome, Plan
@@ -129,8 +128,6 @@ def train(
         from bowline.train.log import shown
         from bowline.train.run import train as run
     stated = TrainConfig.read(config) if config is not None else {}
-    if not given and not stated:
-        raise UsageError("no --family: expected one of gpt2, bert, t5, lstm", help="or --config FILE")
     wanted = TrainConfig.from_dict({**stated, **given}, str(config) if config is not None else "the options")
 
     def told(plan: Plan) -> None:

@@ -215,7 +215,9 @@ class TrainConfig:
                     help=f"perhaps {close[0]}" if close else f"its keys are {', '.join(known)}",
                 )
         if "family" not in content:
-            raise UsageError(f"no family: expected one of {', '.join(FAMILIES)}", help="give --family")
+            raise UsageError(
+                f"no family: expected one of {', '.join(FAMILIES)}", help="give --family, or --config FILE"
+            )
         return cls(**content)
 
     @staticmethod
