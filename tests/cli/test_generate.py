@@ -68,6 +68,16 @@ def test_generate_prints_the_text_and_what_greedy_adds(gpt2: Path) -> None:
     assert run("generate", str(gpt2), TEXT, "--max-new-tokens", "12", "--num-beams", "3") == beams + "\n"
 
 
+@pytest.mark.parametrize("more", [(), ("--num-beams", "2"), ("--temperature", "3", "--seed", "1")])
+def test_what_follows_a_space_begins_a_word(gpt2: Path, more: tuple[str, ...]) -> None:
+    beginnings = [TEXT[:3], TEXT[:8], TEXT[:14]]
+    texts = [run("generate", str(gpt2), text + " ", "--max-new-tokens", "3", *more) for text in beginnings]
+    for text, got in zip(beginnings, texts, strict=True):
+        assert got.startswith(text + " ")
+    free = [run("generate", str(gpt2), text, "--max-new-tokens", "3", *more) for text in beginnings]
+    assert any(not got.startswith(text + " ") for text, got in zip(beginnings, free, strict=True)), "nothing is forced"
+
+
 def test_draws_begin_with_a_temperature_and_are_repeated_by_a_seed(gpt2: Path) -> None:
     def drawn(*more: str) -> str:
         return run("generate", str(gpt2), TEXT, "--max-new-tokens", "20", *more)

@@ -146,6 +146,16 @@ def test_options_of_greedy_are_transformers(options: dict[str, Any]) -> None:
     same(ours, theirs, ids, attention_mask=mask, eos_token_id=int(free[0, 12]), **options, **length)
 
 
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_tokens_that_are_not_to_begin_are_left_out_of_the_first_step_alone(num_beams: int) -> None:
+    ours, theirs = pair(3, eos_token_id=None)
+    free = ours.generate(prompts(), max_new_tokens=NEW, num_beams=num_beams)
+    first = sorted(set(free[:, 9].tolist()))
+    got = same(ours, theirs, prompts(), max_new_tokens=NEW, num_beams=num_beams, begin_suppress_tokens=first)
+    assert not set(got[:, 9].tolist()) & set(first)
+    assert set(got[:, 10:].flatten().tolist()) & set(first)
+
+
 def test_twenty_tokens_are_new_where_nothing_is_said() -> None:
     assert same(*pair(eos_token_id=None), prompts()).shape == (3, 29)
 
@@ -408,6 +418,7 @@ def test_a_seed_draws_the_same_again_and_another_something_else() -> None:
         ({"max_new_tokens": 0}, "max_new_tokens=0: expected a whole number from 1"),
         ({"max_new_tokens": 3, "max_length": 30}, "max_new_tokens=3 and max_length=30"),
         ({"max_length": 9}, "max_length=9: expected more than the 9 tokens"),
+        ({"begin_suppress_tokens": list(range(VOCAB))}, "expected to leave one token to begin with"),
         ({"min_new_tokens": 9, "max_new_tokens": 3}, "min_new_tokens=9: expected at most the 3"),
         ({"do_sample": True, "temperature": 0.0}, "temperature=0.0: expected a number above 0"),
         ({"do_sample": True, "temperature": math.nan}, "temperature=nan"),

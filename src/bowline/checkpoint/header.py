@@ -175,9 +175,7 @@ def _tensor(source: ByteSource, data_start: int, name: str, info: object) -> Sto
             name,
             f"has the bytes {shown(begin)} to {shown(end)}, expected {span // 8} bytes for its shape in {dtype}",
         )
-    return StoredTensor(
-        name=name, dtype=dtype, shape=tuple(shape), file=source.name, offset=data_start + begin, nbytes=span // 8
-    )
+    return StoredTensor(name, dtype, tuple(shape), source.name, data_start + begin, span // 8)
 
 
 def _check_tiling(source: ByteSource, data_start: int, tensors: list[StoredTensor]) -> None:

@@ -99,6 +99,11 @@ class Tokenizer:
         """One token as the vocabulary writes it, or `""` where a model has more rows than the tokenizer tokens."""
         return self.backend.id_to_token(token_id) or ""
 
+    def beginning_with(self, text: str) -> set[int]:
+        """The tokens whose own text begins with `text`."""
+        texts = self.backend.decode_batch([[token] for token in range(len(self))], skip_special_tokens=True)
+        return {token for token, own in enumerate(texts) if own.startswith(text)}
+
     def pieces(self, ids: Iterable[int], *, after: Sequence[int] = ()) -> Iterator[str]:
         """The text of ids as they come, a piece as soon as it cannot change; together, the text `after` those before.
 

@@ -7,9 +7,11 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["extent", "knots", "overlap", "overlapping"]
+__all__ = ["PLAIN", "extent", "knots", "overlap", "overlapping"]
 
 Key = TypeVar("Key")
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""The types that hold one matrix of numbers and compute nothing of their own."""
 Extent = tuple[str, int, int]
 """Device and first and last address; for a tensor without memory (meta), its storage object and the offsets in it."""
 
@@ -28,9 +30,6 @@ def extent(tensor: torch.Tensor) -> Extent | None:
         start = tensor.data_ptr()
         home = str(tensor.device)
     return home, start, start + reach * tensor.element_size()
-
-
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

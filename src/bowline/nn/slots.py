@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from bowline.errors import TieError, UsageError
 
-__all__ = ["Slot", "expect_module", "named_modules", "slot", "slots", "slots_of"]
+__all__ = ["Slot", "expect_module", "named_modules", "occupied", "slot", "slots"]
 
 
 @dataclass(slots=True, eq=False)  # not frozen: thousands are made for every call
@@ -29,8 +29,10 @@ class Slot:
     @property
     def tensor(self) -> torch.Tensor:
         """What hangs there now."""
-        home = self.module._parameters if self.attribute in self.module._parameters else self.module._buffers
-        tensor = home[self.attribute] if self.attribute in home else None  # noqa: SIM401 - TorchScript's has no `get`
+        attribute, home = self.attribute, self.module._parameters
+        if attribute not in home:
+            home = self.module._buffers  # type: ignore[assignment]
+        tensor = home[attribute] if attribute in home else None  # noqa: SIM401 - TorchScript's has no `get`
         if tensor is None:
             raise TieError(f"{self.name}: is empty now, expected a tensor", help="the module was changed: look it up")
         return tensor
@@ -62,14 +64,15 @@ def expect_module(model: object) -> None:
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """`model.named_modules(remove_duplicate=False)`, whose generators within generators cost five times as much."""
-    found: list[tuple[str, nn.Module]] = []
+    found: list[tuple[str, nn.Module]] = [("", model)]
 
-    def walk(name: str, module: nn.Module) -> None:
-        found.append((name, module))
-        inside = name + "." if name else ""
+    def walk(inside: str, module: nn.Module) -> None:
         for part, child in module._modules.items():
             if child is not None:
-                walk(inside + part, child)
+                name = inside + part
+                found.append((name, child))
+                if child._modules:  # most have none
+                    walk(name + ".", child)
 
     expect_module(model)
     walk("", model)
@@ -78,20 +81,19 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def slots(model: nn.Module) -> dict[str, Slot]:
     """Every parameter, then every buffer, of every module: shared modules and shared parameters under each name."""
-    return slots_of(named_modules(model))
+    return {slot.name: slot for slot, _ in occupied(named_modules(model))}
 
 
-def slots_of(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, Slot]:
-    """The slots of modules that are named already."""
-    found: dict[str, Slot] = {}
+def occupied(modules: Sequence[tuple[str, nn.Module]]) -> Iterator[tuple[Slot, torch.Tensor]]:
+    """Each slot with what hangs there now: parameters first."""
     for buffers in (False, True):
         for prefix, module in modules:
-            inside = prefix + "." if prefix else ""
-            for attribute, tensor in (module._buffers if buffers else module._parameters).items():
-                if tensor is not None:
-                    name = inside + attribute
-                    found[name] = Slot(name, module, attribute)
-    return found
+            home: Mapping[str, torch.Tensor | None] = module._buffers if buffers else module._parameters
+            if home:
+                inside = prefix + "." if prefix else ""
+                for attribute, tensor in home.items():
+                    if tensor is not None:
+                        yield Slot(inside + attribute, module, attribute), tensor
 
 
 def slot(model: nn.Module, name: str, known: dict[str, Slot] | None = None) -> Slot:

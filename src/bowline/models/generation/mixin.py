@@ -41,6 +41,7 @@ class GenerationMixin:
         length_penalty: float = 1.0,
         early_stopping: bool | str = False,
         repetition_penalty: float = 1.0,
+        begin_suppress_tokens: Sequence[int] = (),
         eos_token_id: int | Sequence[int] | None = None,
         pad_token_id: int | None = None,
         stop: int | Sequence[int | Sequence[int]] | None = None,
@@ -67,6 +68,7 @@ class GenerationMixin:
             length_penalty: beams are compared by log p / length ** length_penalty.
             early_stopping: see `bowline.models.generation.beam.beam_search`.
             repetition_penalty: divides the scores of tokens that were seen, where these are positive, else multiplies.
+            begin_suppress_tokens: the first new token is none of these.
             eos_token_id: what ends a row, in place of the config's; `[]` for nothing.
             pad_token_id: what follows the end, in place of the config's, which else is the end of text.
             stop: tokens or sequences of tokens that end a row as well, once they are among the new ones.
@@ -97,6 +99,7 @@ class GenerationMixin:
             length_penalty=length_penalty,
             early_stopping=early_stopping,
             repetition_penalty=repetition_penalty,
+            begin_suppress_tokens=begin_suppress_tokens,
             eos_token_id=eos_token_id,
             pad_token_id=pad_token_id,
             stop=stop,

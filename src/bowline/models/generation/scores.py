@@ -12,8 +12,9 @@ __all__ = ["candidates", "choose", "ended", "penalised"]
 def penalised(
     scores: torch.Tensor, settings: Settings, made: int, seen: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Scores (N, V) after the repetition penalty, and without an end of text while fewer than `min_new_tokens` are
-    `made`. `seen` (N, T) are the tokens so far; those where `mask` (N, T or fewer) is 0 do not count.
+    """Scores (N, V) after the repetition penalty, without an end of text while fewer than `min_new_tokens` are `made`,
+    and without what is not to begin. `seen` (N, T) are the tokens so far; those where `mask` (N, T or fewer) is 0 do
+    not count.
 
     The penalty r (Keskar et al., 2019): s / r where s > 0, else s r, for each token that was seen.
     """
@@ -27,8 +28,9 @@ def penalised(
         repeated = repeated.scatter_(1, seen.long(), True)[:, :vocabulary]
         factor = settings.repetition_penalty
         scores = torch.where(repeated, torch.where(scores < 0, scores * factor, scores / factor), scores)
-    banned = [token for token in settings.eos if token < scores.shape[1]]
-    if made < settings.min_new_tokens and banned:
+    unwanted = (*(settings.eos if made < settings.min_new_tokens else ()), *(() if made else settings.begin_suppress))
+    banned = [token for token in unwanted if token < scores.shape[1]]
+    if banned:
         scores = scores.index_fill(1, torch.tensor(banned, device=scores.device), -torch.inf)
     return scores
 

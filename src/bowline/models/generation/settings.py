@@ -32,6 +32,7 @@ class Settings:
     length_penalty: float
     early_stopping: bool | str
     repetition_penalty: float
+    begin_suppress: tuple[int, ...]
     eos: tuple[int, ...]
     pad: int | None
     stop: tuple[tuple[int, ...], ...]
@@ -59,6 +60,7 @@ def settings_for(
     length_penalty: float = 1.0,
     early_stopping: bool | str = False,
     repetition_penalty: float = 1.0,
+    begin_suppress_tokens: Sequence[int] = (),
     eos_token_id: int | Sequence[int] | None = None,
     pad_token_id: int | None = None,
     stop: int | Sequence[int | Sequence[int]] | None = None,
@@ -86,6 +88,9 @@ def settings_for(
         _refuse("length_penalty", length_penalty, "a number")
     if not (_is_number(repetition_penalty) and repetition_penalty > 0):
         _refuse("repetition_penalty", repetition_penalty, "a number above 0, and 1 for none")
+    begin_suppress = _tokens("begin_suppress_tokens", begin_suppress_tokens)
+    if begin_suppress and not set(range(config.vocab_size)).difference(begin_suppress):
+        _refuse("begin_suppress_tokens", begin_suppress_tokens, "to leave one token to begin with")
     if early_stopping not in (True, False, "never"):
         _refuse("early_stopping", early_stopping, "True, False or 'never'")
     if do_sample and num_beams > 1:
@@ -127,6 +132,7 @@ def settings_for(
         length_penalty=length_penalty,
         early_stopping=early_stopping,
         repetition_penalty=repetition_penalty,
+        begin_suppress=begin_suppress,
         eos=eos,
         pad=pad,
         stop=sequences,

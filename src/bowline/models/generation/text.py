@@ -22,7 +22,8 @@ def text_pieces(
 ) -> Iterator[str]:
     """The text and what follows it, piece by piece as it comes; behind an encoder, what follows alone.
 
-    A space at the end of the text is not given to the model where it is a token of its own: the next token brings it.
+    A space at the end of the text is not given to the model where it is a token of its own: to byte-level models a
+    space belongs to the word after it, so the first new token is one that begins with it.
     `options` are those of `GenerationMixin.generate`; beams come as one piece.
 
     Raises:
@@ -36,20 +37,21 @@ def text_pieces(
         )
     tokenizer = Tokenizer.from_pretrained(path)
     ids = tokenizer.encode(text)
-    if len(ids) > 1 and tokenizer.decode(ids[-1:]) == " ":
-        # To byte-level models a space belongs to the word after it: they have hardly seen one that ends a text.
-        text = text.removesuffix(" ")
-        ids = tokenizer.encode(text)
     if not ids:
         raise UsageError(f"{text!r} has no tokens", help="give a text to go on from")
     model = _whole(cls, path, device)
+    cross = model.config.is_encoder_decoder
+    if not cross and len(ids) > 1 and tokenizer.decode(ids[-1:]) == " ":
+        text = text.removesuffix(" ")
+        ids = tokenizer.encode(text)
+        spaced = tokenizer.beginning_with(" ")
+        options["begin_suppress_tokens"] = [token for token in range(model.config.vocab_size) if token not in spaced]
     if seed is not None:
         if not -(2**63) <= seed < 2**64:
             raise UsageError(f"seed={seed}: expected a number of 64 bits", help="any from 0 will do")
         options["generator"] = torch.Generator(model.device).manual_seed(seed)
     prompt = torch.tensor([ids], device=model.device)
     options["attention_mask"] = torch.ones_like(prompt)  # the text is all there is: nothing in it is padding
-    cross = model.config.is_encoder_decoder
     if options.get("num_beams", 1) == 1:
         new: Any = model.stream(prompt, **options)
     else:

@@ -131,8 +131,8 @@ def load_into(
                 if part:
                     model.load_state_dict(_clean(part, state), strict=False, assign=taking)
     else:
-        _put({known[name]: value for name, value in copied.items() if name in expected}, taking=False)
-        _put({known[name]: value for name, value in taken.items() if name in expected}, taking=True)
+        _put(known, {name: value for name, value in copied.items() if name in expected}, taking=False)
+        _put(known, {name: value for name, value in taken.items() if name in expected}, taking=True)
     tied = _hang_together(known, resolution)
     if new:
         tell_transformers(model)
@@ -219,10 +219,11 @@ def _check_scale(model: nn.Module, seen: Survey, resolution: Resolution) -> None
             )
 
 
-def _put(part: Mapping[Slot, torch.Tensor], *, taking: bool) -> None:
+def _put(known: Mapping[str, Slot], part: Mapping[str, torch.Tensor], *, taking: bool) -> None:
     """What `load_state_dict` does to modules that have no rules of their own, without its walk over all of them."""
     with torch.no_grad():
-        for slot, value in part.items():
+        for name, value in part.items():
+            slot = known[name]
             held = slot.tensor
             if not taking:
                 held.copy_(value)
@@ -230,7 +231,8 @@ def _put(part: Mapping[Slot, torch.Tensor], *, taking: bool) -> None:
                 slot.module._buffers[slot.attribute] = value
             else:
                 kept = _take(held, value) if isinstance(held, nn.Parameter) else value
-                slot.put(kept if kept is held else nn.Parameter(kept, held.requires_grad))  # type: ignore[arg-type]
+                if kept is not held:
+                    slot.put(nn.Parameter(kept, held.requires_grad))
 
 
 def _apart(part: Mapping[str, Any]) -> dict[str, Any]:

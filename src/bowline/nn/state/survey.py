@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bowline.nn.slots import Slot, named_modules, slots_of
+from bowline.nn.slots import Slot, named_modules, occupied
 from bowline.nn.ties.compare import is_plain
 
 __all__ = ["Survey", "survey"]
@@ -33,8 +33,9 @@ class Survey:
 def survey(model: nn.Module) -> Survey:
     """Walk `model`, and ask it for its state dict only where modules have a say in that."""
     named = named_modules(model)
-    known = slots_of(named)
-    tensors = {name: slot.tensor for name, slot in known.items()}
+    hanging = list(occupied(named))
+    known = {slot.name: slot for slot, _ in hanging}
+    tensors = {slot.name: tensor for slot, tensor in hanging}
     modules = [module for _, module in named]
     kinds = set(map(type, modules))
     state: Mapping[str, Any] = tensors

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bowline.nn.memory import extent, overlap
+from bowline.nn.memory import PLAIN, extent, overlap
 from bowline.tie import TieState
 
 __all__ = ["Difference", "difference", "is_plain", "kind_of", "same_bits", "state_of"]
@@ -30,11 +30,7 @@ class Difference:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether it holds one matrix of numbers: not quantised, not sharded, not wrapped by a subclass that computes."""
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-    )
+    return type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_quantized
 
 
 def kind_of(tensor: torch.Tensor) -> str:

@@ -88,8 +88,9 @@ def _holders(known: Mapping[str, Slot]) -> list[list[Slot]]:
     """Every parameter, as the slots that hold it."""
     holders: dict[int, list[Slot]] = {}
     for slot in known.values():
-        if slot.is_parameter:
-            holders.setdefault(id(slot.tensor), []).append(slot)
+        parameters = slot.module._parameters
+        if slot.attribute in parameters:
+            holders.setdefault(id(parameters[slot.attribute]), []).append(slot)
     return list(holders.values())
 
 
