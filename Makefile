@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-audit demo-models test kills beside sweep sweep-4 fuzz families clean help
+.PHONY: demo demo-audit demo-models demo-train test kills beside sweep sweep-4 fuzz families clean help
 
 help:
-	@echo "make demo      audit a real checkpoint beside broken ones (no torch), then the families, tied and untied"
+	@echo "make demo      audit a real checkpoint beside broken ones (no torch), the families, and a model trained here"
 	@echo "make test      lint, types, tests"
 	@echo "make kills     a training run killed at random twenty times, resumed, and compared bit for bit"
 	@echo "make sweep     every class that can be built in transformers 5: predicted against loaded"
@@ -36,16 +36,23 @@ $(VENV)/dev: $(VENV)/torch
 	$(BIN)/python $(PIP) --editable ".[dev]"
 	@touch $@
 
-# In two parts: what needs no torch is seen before torch is fetched.
+# In parts: what needs no torch is seen before torch is fetched.
 demo:
 	$(MAKE) --no-print-directory demo-audit
 	$(MAKE) --no-print-directory demo-models
+	$(MAKE) --no-print-directory demo-train
 
 demo-audit: $(VENV)/minilm
 	$(BIN)/bowline demo
 
 demo-models: $(VENV)/torch
 	$(BIN)/bowline demo --models
+
+demo-train: $(VENV)/torch
+	rm -rf build/demo
+	$(BIN)/bowline train --family gpt2 --data stdlib --steps 150 --evaluate-every 50 --out build/demo
+	$(BIN)/bowline generate build/demo "def " --max-new-tokens 60 --temperature 0.7 --top-k 40 --seed 0
+	$(BIN)/bowline audit build/demo
 
 test: $(VENV)/dev $(VENV)/minilm beside
 	$(BIN)/ruff check .

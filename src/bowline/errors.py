@@ -10,6 +10,7 @@
     │   └── RemoteError            the Hub did not answer as a range server must
     ├── ConfigError                config.json cannot be understood, or must not be rewritten
     ├── TieError                   two tensors that cannot be one matrix, or must not be made one silently
+    ├── TrainingError              a run cannot go on: its loss or a gradient is no number any more
     └── UsageError                 an argument that means nothing
 """
 
@@ -23,6 +24,7 @@ __all__ = [
     "NoCheckpointError",
     "RemoteError",
     "TieError",
+    "TrainingError",
     "UnsafePickleError",
     "UsageError",
 ]
@@ -74,6 +76,10 @@ class ConfigError(BowlineError):
 
 class TieError(BowlineError):
     """Two tensors that cannot be one matrix, or must not be made one silently; the model is as it was."""
+
+
+class TrainingError(BowlineError):
+    """The loss or a gradient is no number any more; the last whole checkpoint is kept."""
 
 
 class UsageError(BowlineError, ValueError):

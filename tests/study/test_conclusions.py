@@ -240,9 +240,11 @@ def test_a_table_that_is_the_identity_is_said_to_be() -> None:
 
 def test_tied_against_untied_says_who_is_better() -> None:
     text = said("tied-untied")
-    assert "is worse (24.5 ± 0.5 against 20.1 ± 0.3) beside an untied one of the same width, with 1.00 M" in text
-    assert "better (24.5 ± 0.5 against 33.1 ± 0.7) beside an untied one of 0.61 M" in text
-    assert "the tied model's best is better (20.1 ± 0.3 against 24.5 ± 0.5) beside the untied one's" in text
+    assert (
+        "is worse (24.5 ± 0.5 against 20.1 ± 0.3, 3 seeds) beside an untied one of the same width, with 1.00 M" in text
+    )
+    assert "better (24.5 ± 0.5 against 33.1 ± 0.7, 3 seeds) beside an untied one of 0.61 M" in text
+    assert "the tied model's best is better (20.1 ± 0.3 against 24.5 ± 0.5, 3 seeds) beside the untied one's" in text
     assert "correlate at 0.40" in text
     assert "found it" not in text  # as it is expected
 
@@ -254,9 +256,13 @@ def test_the_other_direction_is_said_as_readily_and_who_found_otherwise() -> Non
     short = copy.deepcopy(NUMBERS["tied-untied"]["short"])
     short["untied"], short["tied"] = short["tied"], short["untied"]
     text = said("tied-untied", plenty=plenty, short=short)
-    assert "is better (20.1 ± 0.3 against 24.5 ± 0.5), where MobileLLM (2024) found it worse, beside" in text
-    assert "equal within the error (20.1 ± 0.3 against 20.1 ± 0.3), where Press and Wolf (2016) found it better" in text
-    assert "best is worse (24.5 ± 0.5 against 20.1 ± 0.3), where Press and Wolf (2016) found it better, beside" in text
+    assert "is better (20.1 ± 0.3 against 24.5 ± 0.5, 3 seeds), where MobileLLM (2024) found it worse, beside" in text
+    equal = "neither clearly better nor worse (20.1 ± 0.3 against 20.1 ± 0.3, 3 seeds)"
+    assert f"{equal}, where Press and Wolf (2016) found it better" in text
+    assert (
+        "best is worse (24.5 ± 0.5 against 20.1 ± 0.3, 3 seeds), where Press and Wolf (2016) found it better, beside"
+        in text
+    )
 
 
 # --- gradient -------------------------------------------------------------------------------------------------------

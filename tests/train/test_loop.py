@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from bowline.errors import BowlineError, UsageError
+from bowline.errors import TrainingError, UsageError
 from bowline.train import Trainer, TrainerSettings
 from bowline.train.schedule import learning_rate_at
 from tests.train.runs import SIZE, Counting, run, same, settings, tiny, without_times
@@ -174,7 +174,7 @@ def test_until_then_and_at_the_first_step_behind_it_nothing_is_otherwise() -> No
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_the_step_the_cause_and_what_is_left(tmp_path: Path) -> None:
-    with pytest.raises(BowlineError) as caught:
+    with pytest.raises(TrainingError) as caught:
         run(tmp_path, steps=2000, learning_rate=1e30, warmup_steps=1990, clip=0.0, log_every=7)
     said = str(caught.value)
     assert said.startswith("step ")
@@ -188,7 +188,7 @@ def test_a_recipe_that_explodes_under_its_tie_is_named_as_the_cause() -> None:
     model = tiny()
     nn.init.normal_(model.transformer.wte.weight, std=30.0)
     trainer = Trainer(model, Counting(), settings(learning_rate=1e30, clip=0.0, warmup_steps=0))
-    with pytest.raises(BowlineError, match=r"times ln V: a recipe that explodes under its tie.*bowline init-loss"):
+    with pytest.raises(TrainingError, match=r"times ln V: a recipe that explodes under its tie.*bowline init-loss"):
         trainer.train()
 
 
@@ -196,7 +196,7 @@ def test_weights_that_are_no_numbers_are_seen_at_the_first_step() -> None:
     model = tiny()
     with torch.no_grad():
         model.transformer.wte.weight[3, 3] = math.nan
-    with pytest.raises(BowlineError, match=r"step 1: the loss is nan; .* weights or labels that are no numbers"):
+    with pytest.raises(TrainingError, match=r"step 1: the loss is nan; .* weights or labels that are no numbers"):
         Trainer(model, Counting(), settings()).train()
 
 

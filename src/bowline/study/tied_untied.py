@@ -107,8 +107,8 @@ def _plot(numbers: Numbers) -> Sheet:
 def _verdict(tied: list[float], other: list[float], expected: str) -> str:
     """How the tied model did, and who found otherwise: lower is better."""
     found = difference(tied, other)
-    way = "equal within the error" if not found.clear else "better" if found.value < 0 else "worse"
-    told = f"{way} ({with_error(tied)} against {with_error(other)})"
+    way = "neither clearly better nor worse" if not found.clear else "better" if found.value < 0 else "worse"
+    told = f"{way} ({with_error(tied)} against {with_error(other)}, {len(tied)} seeds)"
     by, theirs = EXPECTED[expected]
     return told if way == theirs else f"{told}, where {by} found it {theirs},"
 

@@ -126,7 +126,7 @@ class Trainer:
             KeyboardInterrupt: it was ended so; the message says where it can be gone on with.
             UsageError: `out` has checkpoints and nobody said `resume`, or the settings are not those of the run.
             CheckpointError: a checkpoint cannot be written (the disk is full) or is another model's.
-            BowlineError: the loss or a gradient is no number any more.
+            TrainingError: the loss or a gradient is no number any more.
         """
         with ExitStack() as stack:
             self._begin(stack)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bowline.errors import BowlineError, UsageError
+from bowline.errors import TrainingError, UsageError
 from bowline.nn.gradient_split import SplitMeter, split_gradient
 from bowline.nn.slots import slots
 from bowline.nn.ties.ends import makes_logits
@@ -65,7 +65,7 @@ def split_of_gradient(model: nn.Module, wanted: bool) -> Iterator[SplitMeter | N
 
 def diverged(
     model: nn.Module, step: int, seen: Mapping[str, float], before: tuple[float, float, float] | None, kept: str
-) -> BowlineError:
+) -> TrainingError:
     """What a person is told when something is no number any more, with the likely cause.
 
     Args:
@@ -90,4 +90,4 @@ def diverged(
     else:
         cause = f"before, the loss was {before[1]:.4g} and the gradient's norm {before[2]:.3g}: steps that are too long"
         way_out = "a lower learning rate, a longer warm-up, or a smaller clip"
-    return BowlineError(f"step {step}: the {what} is {value}; {cause}; {kept}", help=way_out)
+    return TrainingError(f"step {step}: the {what} is {value}; {cause}; {kept}", help=way_out)

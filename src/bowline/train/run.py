@@ -174,7 +174,7 @@ def train(
     Raises:
         UsageError: a directory that holds something else or another run; too little text; as `model_for` and
             `batches_for`; as `Trainer.train`.
-        BowlineError: as `Trainer.train`.
+        TrainingError: as `Trainer.train`.
         KeyboardInterrupt: it was stopped, with a whole checkpoint.
     """
     place = Path(out)
