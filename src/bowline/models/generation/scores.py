@@ -28,7 +28,9 @@ def penalised(
         repeated = repeated.scatter_(1, seen.long(), True)[:, :vocabulary]
         factor = settings.repetition_penalty
         scores = torch.where(repeated, torch.where(scores < 0, scores * factor, scores / factor), scores)
-    unwanted = (*(settings.eos if made < settings.min_new_tokens else ()), *(() if made else settings.begin_suppress))
+    unwanted = settings.eos if made < settings.min_new_tokens else ()
+    if not made:
+        unwanted += settings.begin_suppress
     banned = [token for token in unwanted if token < scores.shape[1]]
     if banned:
         scores = scores.index_fill(1, torch.tensor(banned, device=scores.device), -torch.inf)
