@@ -1,7 +1,11 @@
-"""What a step needs beyond what it leaves behind: one gradient of the matrix and a budget, measured by the system."""
+"""What a step needs beyond what it leaves behind: one gradient of the matrix and a budget, measured by the system.
+
+glibc keeps what was freed, as much as chance has it, so that its peak says little; here it is told to give it back.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +50,8 @@ print(min(peaks))
 def peak_mebibytes(dtype: str, backend: str, backward: bool) -> float:
     arguments = [str(SIZE), str(WIDTH), str(ROWS), dtype, backend, "backward" if backward else "forward"]
     command = [sys.executable, "-c", PROBE, *arguments]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300)
+    given_back = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300, env=given_back)
     return float(done.stdout.splitlines()[-1])
 
 
@@ -57,8 +62,6 @@ def test_the_peak_is_one_gradient_of_the_matrix_and_the_budget(dtype: str, bytes
     gradient = SIZE * WIDTH * bytes_ / 2**20 if backward else 0
     logits = SIZE * ROWS * bytes_ / 2**20
     peak = peak_mebibytes(dtype, "chunked", backward)
-    if dtype == "float32" and backward and gradient + 64 <= peak < gradient + 104:
-        pytest.xfail(f"{peak - gradient:.0f} MiB beyond the gradient, where 64 are meant: not explained yet")
     assert peak < gradient + 64
     assert gradient + 64 < logits  # or the bound would say nothing
 
