@@ -19,14 +19,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from benchmarks.measure import machine, median, peak_of_process, reset_peak
 
-__all__ = ["CONTENDERS", "run"]
+__all__ = ["BATCH", "CONTENDERS", "LEFT_OUT", "LENGTH", "run", "steps_of_plain_loop", "theirs"]
 
 BATCH, LENGTH = 2, 512
 STEPS = {"float32": 6, "bf16": 4}
@@ -131,13 +131,12 @@ def transformers_trainer(model: Any, steps: int, bf16: bool, tell: Tell) -> list
         return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def plain_loop(model: Any, steps: int, bf16: bool, tell: Tell) -> list[float]:
-    """nanoGPT's loop: fused AdamW with its two groups, clipping, autocast, gradients set to None."""
+def steps_of_plain_loop(model: Any, steps: int, bf16: bool) -> Iterator[float]:
+    """nanoGPT's loop: fused AdamW with its two groups, clipping, autocast, gradients set to None. The losses."""
     decayed = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
-    losses = []
     for step in range(steps):
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             loss = model(**batch(step)).loss
@@ -145,7 +144,14 @@ def plain_loop(model: Any, steps: int, bf16: bool, tell: Tell) -> list[float]:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
+        yield loss.item()
+
+
+def plain_loop(model: Any, steps: int, bf16: bool, tell: Tell) -> list[float]:
+    """`steps_of_plain_loop` to its end."""
+    losses = []
+    for loss in steps_of_plain_loop(model, steps, bf16):
+        losses.append(loss)
         tell()
     return losses
 
