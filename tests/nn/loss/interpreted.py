@@ -53,6 +53,19 @@ def exact(
     return lse.detach(), added.detach(), gradient
 
 
+@pytest.mark.parametrize("dtype", triton_kernel.DTYPES)
+@pytest.mark.parametrize("factor", [1.0, 0.5, 0.0, torch.nan, torch.inf])
+def test_a_gradient_is_multiplied_where_it_lies(dtype: torch.dtype, factor: float) -> None:
+    for shape in [(1,), (16,), (7, 13), (4, 64)]:
+        x = torch.randn(shape).to(dtype)
+        expected, beyond = x * factor, torch.full((x.numel() + 40,), 3.0, dtype=dtype)
+        part = beyond[: x.numel()].view(shape).copy_(x)
+        found = triton_kernel.multiply_(part, torch.tensor(factor))
+        assert found is part
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0, equal_nan=True)
+        assert (beyond[x.numel() :] == 3.0).all(), "it wrote behind the gradient"
+
+
 @pytest.mark.parametrize(
     ("rule", "masked", "with_lse", "size"),
     [

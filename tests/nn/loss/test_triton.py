@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,18 @@ for place, name in enumerate(triton_kernel._row.arg_names):
 source = ASTSource(triton_kernel._row, signature, constants, aligned)
 made = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[2]), 32), options={"num_warps": 16})
 print(json.dumps({"ptx": made.asm["ptx"], "binary": len(made.asm["cubin"])}))
+"""
+
+COMPILE_MULTIPLY = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from bowline.nn.loss import triton_kernel
+
+signature = {"x": "*bf16", "factor": "*fp32", "size": "i32", "BLOCK": "constexpr"}
+aligned = {(0,): [["tt.divisibility", 16]], (2,): [["tt.divisibility", 16]]}
+source = ASTSource(triton_kernel._multiply, signature, {(3,): triton_kernel.BLOCK}, aligned)
+print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8}).asm["ptx"])
 """
 
 
@@ -85,6 +98,15 @@ def test_it_compiles_for_a_gpu_and_reads_and_writes_whole_vectors(
     assert not [line for line in ptx.splitlines() if "global.b16" in line or "global.b8" in line]
     assert "cvt.rn." in ptx  # to the nearest
     assert ".local" not in ptx  # nothing is spilt that the program knows of
+
+
+def test_the_kernel_that_multiplies_reads_no_gradient_where_the_factor_is_one(tmp_path: Path) -> None:
+    done = run_with_triton("-c", COMPILE_MULTIPLY, TRITON_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    factor, compared, left, *rest = re.findall(r"ld.global.b32|setp.eq.f32|bra|ld.global.v4|st.global.v4", done.stdout)
+    assert (factor, compared, left) == ("ld.global.b32", "setp.eq.f32", "bra")
+    assert rest and set(rest) == {"ld.global.v4", "st.global.v4"}
+    assert "ld.global.b16" not in done.stdout
 
 
 def test_where_there_is_no_triton_the_plain_operations_run_and_the_log_says_so_once(

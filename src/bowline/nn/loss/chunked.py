@@ -15,7 +15,9 @@ from bowline.nn.loss.first_order import first_order_only
 from bowline.nn.loss.handed import weight_gradient
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
+from bowline.nn.loss.softmax import triton_rows
 from bowline.nn.loss.sweep import Sweep, Wanted, sweep
+from bowline.nn.loss.triton_kernel import multiply_
 
 __all__ = ["chunked_losses", "chunked_total"]
 
@@ -101,7 +103,9 @@ class _AtOnce(torch.autograd.Function):
                 hidden, weight, bias, labels, ctx.options, ctx.allowed, wanted=_wanted(ctx), of_loss=factors, skip=True
             )
         by = of_total if ctx.lift is None else of_total / ctx.lift
-        of_hidden, of_weight, of_bias = (_times(one, by) for one in (found.of_hidden, found.of_weight, found.of_bias))
+        of_hidden, of_weight, of_bias = (
+            _times(one, by, ctx.allowed) for one in (found.of_hidden, found.of_weight, found.of_bias)
+        )
         of_factors = losses * of_total if ctx.needs_input_grad[4] else None
         return of_hidden, weight_gradient(ctx, of_weight), of_bias, None, of_factors, None, None
 
@@ -124,10 +128,12 @@ def _times_lift(factors: torch.Tensor, lift: torch.Tensor | None) -> torch.Tenso
     return factors if lift is None else factors * lift
 
 
-def _times(gradient: torch.Tensor | None, factor: torch.Tensor) -> torch.Tensor | None:
-    """In place, and not at all where it is by 1."""
+def _times(gradient: torch.Tensor | None, factor: torch.Tensor, allowed: Resources) -> torch.Tensor | None:
+    """In place, and not at all where it is by 1, as nearly always: a pass over the matrix as long as a small batch."""
     if gradient is None or (factor.device.type == "cpu" and factor.item() == 1):
         return gradient
+    if factor.device.type != "cpu" and gradient.is_contiguous() and triton_rows(gradient, allowed) is not None:
+        return multiply_(gradient, factor)  # it is not known here whether it is 1
     return gradient.mul_(factor)
 
 

@@ -84,8 +84,7 @@ def _over_rows(
     allowed: Resources,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The lse and the sum of the logits of each row, (n,) and (n,)."""
-    triton = allowed.compiler is not False and x.dtype != torch.float64 and triton_runs_on(x.device)
-    kernel = _kernel(x.device.type) if triton else None
+    kernel = triton_rows(x, allowed)
     if kernel is not None:
         return kernel(x, banned, of_loss, of_lse, rule)
     part = compiled(rule) if _pays(x, allowed) and len(x) > 1 else None  # a size of 1 would be compiled again
@@ -176,6 +175,12 @@ def _fused_powers(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 def triton_runs_on(device: torch.device) -> bool:
     """On a GPU, if it is installed, and on a CPU while it interprets its kernels, as in tests."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def triton_rows(x: torch.Tensor, allowed: Resources) -> Part | None:
+    """The Triton kernel, or `None` where it may not or cannot run on x."""
+    wanted = allowed.compiler is not False and x.dtype != torch.float64 and triton_runs_on(x.device)
+    return _kernel(x.device.type) if wanted else None
 
 
 @cache

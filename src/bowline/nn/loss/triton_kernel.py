@@ -1,7 +1,8 @@
 """What is between the products, as one Triton kernel: a row of logits is read twice, and its gradient written once.
 
 Without it, plain operations read and write each logit a dozen times, in float32. `softmax` says what is computed and
-when this is chosen. Without Triton the file can be imported, and nothing in it called.
+when this is chosen. A second kernel multiplies a gradient by a number that nobody on the CPU has seen. Without Triton
+the file can be imported, and nothing in it called.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from bowline.nn.loss.rule import Rule
 
-__all__ = ["DTYPES", "softmax_rows"]
+__all__ = ["DTYPES", "multiply_", "softmax_rows"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BLOCK = 8192
@@ -67,6 +68,23 @@ def softmax_rows(
             num_warps=max(4, min(16, block // 512)),
         )
     return lse, added
+
+
+def multiply_(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """X, contiguous and of one of `DTYPES`, times `factor`, a number on the same device: not touched where it is 1."""
+    with torch.cuda.device_of(x):
+        _multiply[(triton.cdiv(x.numel(), BLOCK),)](x, factor, x.numel(), BLOCK=BLOCK, num_warps=8)
+    return x
+
+
+@_jit
+@no_type_check
+def _multiply(x, factor, size, BLOCK: tl.constexpr):  # noqa: N803
+    by = tl.load(factor).to(tl.float32)
+    if by != 1.0:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        y = tl.load(x + at, mask=at < size).to(tl.float32) * by
+        tl.store(x + at, y.to(x.dtype.element_ty), mask=at < size)
 
 
 @_jit
