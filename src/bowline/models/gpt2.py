@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -25,19 +25,16 @@ from bowline.models.blocks import (
     check_beside,
     check_embeds,
     check_ids,
-    check_kept,
-    check_labels,
     looked_up,
     packed_mask,
     prune_linear,
-    shifted,
     split_heads,
     visible_keys,
 )
 from bowline.models.cache import KVCache, check_cache
+from bowline.models.causal import CausalLM
 from bowline.models.config import PreTrainedConfig, frozen
-from bowline.models.generation import GenerationMixin
-from bowline.models.outputs import BaseOutput, LMOutput
+from bowline.models.outputs import BaseOutput
 from bowline.nn import LMHead
 from bowline.nn.tied_embedding import TiedEmbedding
 
@@ -261,12 +258,11 @@ class GPT2Model(GPT2PreTrainedModel):
             attention.prune(some)  # type: ignore[operator, union-attr]
 
 
-class GPT2LMHeadModel(GPT2PreTrainedModel, GenerationMixin):
+class GPT2LMHeadModel(GPT2PreTrainedModel, CausalLM):
     """GPT-2 with its head: logits (B, T, V), and the loss of each next token where there are `labels`."""
 
     ties: ClassVar = {"lm_head.weight": "transformer.wte.weight"}
     input_embeddings = "transformer.wte"
-    output_embeddings = "lm_head"
     uses_position_ids = True
 
     def __init__(self, config: GPT2Config) -> None:
@@ -274,27 +270,3 @@ class GPT2LMHeadModel(GPT2PreTrainedModel, GenerationMixin):
         self.transformer = GPT2Model(config)
         self.lm_head = LMHead(config.n_embd, config.vocab_size, bias=False)
         self.post_init()
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        *,
-        labels: torch.Tensor | None = None,
-        logits_to_keep: int = 0,
-        **inputs: Any,
-    ) -> LMOutput:
-        """`labels` (B, T) are the tokens themselves, -100 where none counts: they are shifted here.
-
-        Of the logits only those of the last `logits_to_keep` positions are made, where that is not 0.
-        """
-        check_kept(logits_to_keep)
-        base = self.transformer(input_ids, **inputs)
-        targets = None
-        if labels is not None:
-            check_labels(labels, base.last_hidden_state.shape[:-1], self.config.vocab_size)
-            targets = shifted(labels)
-        hidden = base.last_hidden_state if targets is not None else base.last_hidden_state[:, -logits_to_keep:]
-        logits, loss = self._logits_and_loss(hidden, self.lm_head, targets)
-        return LMOutput(
-            loss=loss, logits=logits, past_key_values=base.past_key_values, hidden_states=base.hidden_states
-        )

@@ -15,7 +15,7 @@ layers and before the head. transformers has no such model: names and keys follo
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -27,15 +27,12 @@ from bowline.models.base import PreTrainedModel
 from bowline.models.blocks import (
     check_embeds,
     check_ids,
-    check_kept,
-    check_labels,
     check_tensor,
     looked_up,
-    shifted,
 )
+from bowline.models.causal import CausalLM
 from bowline.models.config import PreTrainedConfig, frozen
-from bowline.models.generation import GenerationMixin
-from bowline.models.outputs import BaseOutput, LMOutput
+from bowline.models.outputs import BaseOutput
 from bowline.nn import LMHead
 from bowline.nn.tied_embedding import TiedEmbedding
 
@@ -332,7 +329,7 @@ def _steps(mask: torch.Tensor | None, batch: int, past: int, length: int) -> Ste
     return Steps(mask[:, past:] != 0)
 
 
-class LSTMLMHeadModel(LSTMPreTrainedModel, GenerationMixin):
+class LSTMLMHeadModel(LSTMPreTrainedModel, CausalLM):
     """The LSTM with its head: logits (B, T, V), and the loss of each next token where there are `labels`.
 
     Example:
@@ -345,7 +342,6 @@ class LSTMLMHeadModel(LSTMPreTrainedModel, GenerationMixin):
 
     ties: ClassVar = {"lm_head.weight": "lstm.wte.weight"}
     input_embeddings = "lstm.wte"
-    output_embeddings = "lm_head"
 
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__(config)
@@ -353,28 +349,7 @@ class LSTMLMHeadModel(LSTMPreTrainedModel, GenerationMixin):
         self.lm_head = LMHead(config.width, config.vocab_size, bias=config.head_bias)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        *,
-        labels: torch.Tensor | None = None,
-        logits_to_keep: int = 0,
-        **inputs: Any,
-    ) -> LMOutput:
-        """`labels` (B, T) are the tokens themselves, -100 where none counts: they are shifted here.
-
-        Of the logits only those of the last `logits_to_keep` positions are made, where that is not 0.
-        """
-        check_kept(logits_to_keep)
-        base = self.lstm(input_ids, **inputs)
-        targets = None
-        if labels is not None:
-            check_labels(labels, base.last_hidden_state.shape[:-1], self.config.vocab_size)
-            targets = shifted(labels)
-        hidden = base.last_hidden_state if targets is not None else base.last_hidden_state[:, -logits_to_keep:]
-        logits, loss = self._logits_and_loss(hidden, self.lm_head, targets, bias=self.lm_head.bias)
-        if loss is not None and self.training and self.config.projection_penalty and self.lstm.projection is not None:
-            loss = loss + self.config.projection_penalty * self.lstm.projection.weight.norm()
-        return LMOutput(
-            loss=loss, logits=logits, past_key_values=base.past_key_values, hidden_states=base.hidden_states
-        )
+    def _penalised(self, loss: torch.Tensor) -> torch.Tensor:
+        if self.config.projection_penalty and self.lstm.projection is not None:
+            return loss + self.config.projection_penalty * self.lstm.projection.weight.norm()
+        return loss
