@@ -139,13 +139,16 @@ def test_the_labels_of_next_tokens_are_the_tokens() -> None:
 # --- hidden tokens ----------------------------------------------------------------------------------------------------
 
 
-def test_fifteen_of_a_hundred_are_asked_for_of_which_eight_tenths_are_masks() -> None:
-    batches = masked(length=128, batch_size=64)
+@pytest.mark.parametrize(("options", "share"), [({}, 0.15), ({"share": 0.4}, 0.4)])
+def test_fifteen_of_a_hundred_or_as_many_as_was_said_are_asked_for_of_which_eight_tenths_are_masks(
+    options: dict[str, Any], share: float
+) -> None:
+    batches = masked(length=128, batch_size=64, **options)
     made = [batches.at(step) for step in range(8)]
     ids = torch.cat([batch["input_ids"] for batch in made])
     labels = torch.cat([batch["labels"] for batch in made])
     asked = labels != -100
-    assert (asked.sum(1) == round(0.15 * 126)).all()
+    assert (asked.sum(1) == round(share * 126)).all()
     total = int(asked.sum())
     assert total > 9000
     masks = float((ids[asked] == 4).sum()) / total
@@ -192,6 +195,8 @@ def test_a_row_of_special_tokens_alone_asks_for_nothing() -> None:
 
 
 def test_wrong_options_of_hidden_tokens_are_errors() -> None:
+    with pytest.raises(UsageError, match="share=0: expected a number above 0 and below 1"):
+        masked(share=0)
     with pytest.raises(UsageError, match="random_tokens='none': expected 'all' or 'ordinary'"):
         masked(random_tokens="none")
     with pytest.raises(UsageError, match="a length of 2: expected 3 or more"):

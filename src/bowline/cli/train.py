@@ -84,6 +84,7 @@ def train(
     init_from: Annotated[str | None, typer.Option(metavar="DIR", help="Fine-tune this checkpoint.")] = None,
     pad_logit: Annotated[PadLogit | None, typer.Option(help="mask: the padding row stays as it is.")] = None,
     head_bias: Annotated[HeadBias | None, typer.Option(help="The head's bias begins at log frequencies.")] = None,
+    mask_share: Annotated[float | None, typer.Option(help="Of bert: of the tokens, how many are asked for.")] = None,
     random_tokens: Annotated[RandomTokens | None, typer.Option(help="Of bert: with special tokens or not.")] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Take it from here, train none.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of a new tokenizer, exactly.")] = None,
@@ -113,8 +114,8 @@ def train(
         for name, value in (
             ("family", family), ("data", data), ("size", size), ("steps", steps), ("seed", seed), ("tie", tie),
             ("untie_at_step", untie_at_step), ("recipe", recipe), ("init_from", init_from), ("pad_logit", pad_logit),
-            ("head_bias", head_bias), ("random_tokens", random_tokens), ("tokenizer", tokenizer),
-            ("vocab_size", vocab_size), ("length", length), ("batch_size", batch_size),
+            ("head_bias", head_bias), ("mask_share", mask_share), ("random_tokens", random_tokens),
+            ("tokenizer", tokenizer), ("vocab_size", vocab_size), ("length", length), ("batch_size", batch_size),
             ("accumulation", accumulation), ("learning_rate", learning_rate), ("warmup_steps", warmup_steps),
             ("weight_decay", weight_decay), ("clip", clip), ("bf16", bf16), ("compile", compile_),
             ("activation_checkpointing", activation_checkpointing), ("strict", strict),

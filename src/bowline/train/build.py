@@ -79,6 +79,7 @@ def batches_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -
             mask=tokenizer.mask,
             vocab_size=len(tokenizer),
             special=tokenizer.special,
+            share=config.value("mask_share"),
             random_tokens=config.random_tokens,
             **options,
         )

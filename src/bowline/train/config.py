@@ -18,7 +18,7 @@ from bowline.train.settings import MAY_DIFFER, TrainerSettings
 
 __all__ = ["TrainConfig"]
 
-OF_PRESET = ("steps", "length", "batch_size", "accumulation", "learning_rate")
+OF_PRESET = ("steps", "length", "batch_size", "accumulation", "learning_rate", "mask_share")
 """What the size decides where nothing is given."""
 MAY_CHANGE = MAY_DIFFER | {"device"}
 """What a resumed run may have otherwise: no weight depends on it but by rounding."""
@@ -41,6 +41,7 @@ class TrainConfig:
         recipe: how the model is drawn (`bowline.recipes`); the family's own way unless it is given.
         pad_logit: "keep" or "mask": the padding token's logit is -inf, so that its row stays.
         head_bias: "unigram" begins at the log of how often each token stands in the text.
+        mask_share: of a BERT's tokens, how many are asked for.
         random_tokens: "all" or "ordinary": see `bowline.train.objectives.MaskedBatches`.
         strict: refuse bytes and files that are no text.
         held_out_share: of the text, in whole documents.
@@ -75,6 +76,7 @@ class TrainConfig:
     recipe: str | None = None
     pad_logit: str | None = None
     head_bias: str | None = None
+    mask_share: float | None = None
     random_tokens: str = "all"
     strict: bool = False
     held_out_share: float = 0.05
@@ -117,9 +119,11 @@ class TrainConfig:
             whole = isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31
             if not whole and not (value is None and name != "held_out_tokens"):
                 raise UsageError(f"{name}={value!r:.60}: expected a whole number from {least}")
-        share = self.held_out_share
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
-            raise UsageError(f"held_out_share={share!r:.60}: expected a number above 0 and below 1")
+        for name in ("held_out_share", "mask_share"):
+            share = getattr(self, name)
+            real = not isinstance(share, bool) and isinstance(share, (int, float)) and 0 < share < 1
+            if not real and not (share is None and name == "mask_share"):
+                raise UsageError(f"{name}={share!r:.60}: expected a number above 0 and below 1")
         for name in ("tokenizer", "init_from"):
             if getattr(self, name) is not None and not (isinstance(getattr(self, name), str) and getattr(self, name)):
                 raise UsageError(f"{name}={getattr(self, name)!r:.60}: expected a directory")
@@ -159,6 +163,10 @@ class TrainConfig:
             raise UsageError(
                 f"head_bias={self.head_bias!r}: the head of a {self.family} has no bias",
                 help="bert and lstm have one; of the others the table itself has to learn how often tokens come",
+            )
+        if self.mask_share is not None and self.family != "bert":
+            raise UsageError(
+                f"mask_share={self.mask_share!r:.60}: a {self.family} is trained without masks", help="bert has them"
             )
         if self.pad_logit == "mask" and self.family in ("gpt2", "lstm"):
             raise UsageError(

@@ -21,7 +21,7 @@ class Preset:
 
     `model` are keys of the family's config; what is not among them has the config's own default, which is the published
     model's. `vocab_size` is what a new tokenizer is to have; `batch_size` rows of `length` tokens are one batch, and
-    `accumulation` batches one step.
+    `accumulation` batches one step. `mask_share` is BERT's alone.
     """
 
     model: Mapping[str, Any]
@@ -31,6 +31,7 @@ class Preset:
     accumulation: int = 1
     steps: int
     learning_rate: float
+    mask_share: float = 0.15
 
 
 def _gpt2(width: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
