@@ -256,6 +256,20 @@ def test_a_bias_begins_at_how_often_each_token_stands_in_the_text(
     np.testing.assert_allclose(head.bias.detach().numpy(), expected, rtol=1e-5)  # type: ignore[operator]
 
 
+def test_a_nano_bert_begins_at_how_often_tokens_come_unless_something_else_gives_its_weights(
+    data: str, texts: dict[str, Text]
+) -> None:
+    def begins_at_zero(**options: Any) -> bool:
+        model = model_for(tiny("bert", data, **options), texts["bert"].tokenizer, texts["bert"].packed)
+        head = model.get_output_embeddings()
+        return not head.bias.any()  # type: ignore[operator,union-attr]
+
+    assert not begins_at_zero()
+    assert begins_at_zero(head_bias="zero")
+    assert begins_at_zero(recipe="transformers-bert")
+    assert not begins_at_zero(recipe="transformers-bert", head_bias="unigram")
+
+
 def test_a_head_that_was_built_without_a_bias_cannot_begin_at_one(data: str, texts: dict[str, Text]) -> None:
     config = tiny("lstm", data, head_bias="unigram", model={**TINY["lstm"], "head_bias": False})
     with pytest.raises(UsageError, match="the head of this LSTMLMHeadModel has no bias"):
@@ -264,7 +278,7 @@ def test_a_head_that_was_built_without_a_bias_cannot_begin_at_one(data: str, tex
 
 def test_a_recipe_draws_the_model_and_a_seed_draws_it_again(data: str, texts: dict[str, Text]) -> None:
     def table(**options: Any) -> torch.Tensor:
-        model = model_for(tiny("gpt2", data, **options), texts["gpt2"].tokenizer)
+        model = model_for(tiny("gpt2", data, **options), texts["gpt2"].tokenizer, texts["gpt2"].packed)
         return model.get_input_embeddings().weight.detach()  # type: ignore[operator]
 
     assert torch.equal(table(seed=1), table(seed=1))
@@ -282,7 +296,7 @@ def test_a_t5_with_a_head_of_its_own_does_not_begin_far_above_the_uniform_loss(
 ) -> None:
     config = tiny("t5", data, tie=False)
     assert recipe_for(config) == "t5-mesh"
-    model = model_for(config, texts["t5"].tokenizer)
+    model = model_for(config, texts["t5"].tokenizer, texts["t5"].packed)
     batch = batches_for(config, texts["t5"].tokenizer, texts["t5"].packed).at(0)
     with torch.no_grad():
         assert float(model(**batch).loss) < math.log(400) + 1
@@ -307,7 +321,7 @@ def test_a_checkpoint_is_fine_tuned_with_its_own_tokenizer(data: str, tmp_path: 
     untied = train(tiny("gpt2", data, tie=False, **options), tmp_path / "untied")
     assert config_of(untied.directory)["tie_word_embeddings"] is False
     with pytest.raises(ConfigError, match="is a gpt2, and the family is bert"):
-        model_for(tiny("bert", data, **options), text_of(first).tokenizer)
+        model_for(tiny("bert", data, **options), text_of(first).tokenizer, text_of(first).packed)
     with pytest.raises(UsageError, match="a length of 64, and the model has 32 positions"):
         train(tiny("gpt2", data, length=64, **options), tmp_path / "long")
 
@@ -326,13 +340,13 @@ def test_a_checkpoint_that_is_not_there_is_an_error(data: str, tmp_path: Path) -
 def test_a_key_that_the_model_does_not_have_is_an_error(data: str, texts: dict[str, Text]) -> None:
     for model, said in (({"n_embed": 16}, "perhaps n_embd"), ({"vocab_size": 9}, "is not the config's to say")):
         with pytest.raises(UsageError, match=said):
-            model_for(tiny("gpt2", data, model=model), texts["gpt2"].tokenizer)
+            model_for(tiny("gpt2", data, model=model), texts["gpt2"].tokenizer, texts["gpt2"].packed)
 
 
 def test_the_widest_batches_fit_the_positions_of_the_model(data: str, texts: dict[str, Text]) -> None:
     for family in FAMILIES:
         config = tiny(family, data, length=64)
-        model = model_for(config, texts[family].tokenizer)
+        model = model_for(config, texts[family].tokenizer, texts[family].packed)
         batches = batches_for(config, texts[family].tokenizer, texts[family].packed)
         assert torch.isfinite(model(**batches.at(0)).loss)
         assert isinstance(model, BertForMaskedLM) is (family == "bert")

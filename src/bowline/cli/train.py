@@ -45,6 +45,7 @@ class PadLogit(StrEnum):
 class HeadBias(StrEnum):
     """What the head's bias begins at."""
 
+    ZERO = "zero"
     UNIGRAM = "unigram"
 
 
@@ -83,7 +84,9 @@ def train(
     recipe: Annotated[str | None, typer.Option(help="How the model is drawn; see docs/recipes.md.")] = None,
     init_from: Annotated[str | None, typer.Option(metavar="DIR", help="Fine-tune this checkpoint.")] = None,
     pad_logit: Annotated[PadLogit | None, typer.Option(help="mask: the padding row stays as it is.")] = None,
-    head_bias: Annotated[HeadBias | None, typer.Option(help="The head's bias begins at log frequencies.")] = None,
+    head_bias: Annotated[
+        HeadBias | None, typer.Option(help="What the head's bias begins at; of the size unless given.")
+    ] = None,
     mask_share: Annotated[float | None, typer.Option(help="Of bert: of the tokens, how many are asked for.")] = None,
     random_tokens: Annotated[RandomTokens | None, typer.Option(help="Of bert: with special tokens or not.")] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Take it from here, train none.")] = None,

@@ -18,7 +18,7 @@ from bowline.train.objectives import CausalBatches, MaskedBatches, SpanBatches
 from bowline.train.packed import Packed
 from bowline.train.tokenizers import TextTokenizer
 
-__all__ = ["batches_for", "model_for", "recipe_for", "settle_biases"]
+__all__ = ["batches_for", "begins_at_unigram", "model_for", "recipe_for", "settle_biases"]
 
 CONFIGS: dict[str, Any] = {"gpt2": GPT2Config, "bert": BertConfig, "t5": T5Config, "lstm": LSTMConfig}
 POSITIONS = {"gpt2": "n_positions", "bert": "max_position_embeddings"}
@@ -35,13 +35,13 @@ def recipe_for(config: TrainConfig) -> str | None:
     return config.recipe
 
 
-def model_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed | None = None) -> PreTrainedModel:
+def model_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -> PreTrainedModel:
     """The model before its first step, on `config.device`; the same for the same seed.
 
     Args:
         config: see `TrainConfig`.
         tokenizer: whose ids it is to have.
-        packed: the text, where `config.head_bias` is "unigram".
+        packed: the text, whose tokens are counted where the head's bias begins at that.
 
     Raises:
         UsageError: a key of the model that its config does not have, a bias where the head has none, more tokens or
@@ -53,11 +53,15 @@ def model_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed | No
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)
         model = _taken(config, tokenizer) if config.init_from is not None else _drawn(config, tokenizer)
-    if config.head_bias is not None:
-        if packed is None:
-            raise UsageError("head_bias without the text: expected packed=, whose tokens are counted")
+    if begins_at_unigram(config, model):
         _begin_at_unigram(model, packed)
     return model.to(device)
+
+
+def begins_at_unigram(config: TrainConfig, model: PreTrainedModel) -> bool:
+    """Whether the head's bias begins at how often tokens come: as was said, or, if there is one, as the size is."""
+    asked = config.head_bias is not None
+    return bool(config.value("head_bias") == "unigram") and (asked or _head_bias(model) is not None)
 
 
 def batches_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -> CausalBatches:
@@ -169,11 +173,15 @@ def _check_positions(made: Any, config: TrainConfig) -> None:
 
 @torch.no_grad()
 def _begin_at_unigram(model: PreTrainedModel, packed: Packed) -> None:
-    head = model.get_output_embeddings()
-    bias = getattr(head, "bias", None)
-    if not isinstance(bias, nn.Parameter):
+    bias = _head_bias(model)
+    if bias is None:
         raise UsageError(
             f"head_bias='unigram': the head of this {type(model).__name__} has no bias",
             help="leave --head-bias out, or build the model with one",
         )
     bias.copy_(torch.from_numpy(packed.unigram(len(bias))).log())
+
+
+def _head_bias(model: PreTrainedModel) -> nn.Parameter | None:
+    bias = getattr(model.get_output_embeddings(), "bias", None)
+    return bias if isinstance(bias, nn.Parameter) else None

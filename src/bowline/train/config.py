@@ -13,12 +13,12 @@ from typing import Any, Self
 from bowline.checkpoint.strict_json import loads
 from bowline.errors import UsageError
 from bowline.recipes import RECIPES
-from bowline.train.presets import FAMILIES, Preset, preset
+from bowline.train.presets import FAMILIES, HEAD_BIASES, Preset, preset
 from bowline.train.settings import MAY_DIFFER, TrainerSettings
 
 __all__ = ["TrainConfig"]
 
-OF_PRESET = ("steps", "length", "batch_size", "accumulation", "learning_rate", "mask_share")
+OF_PRESET = ("steps", "length", "batch_size", "accumulation", "learning_rate", "mask_share", "head_bias")
 """What the size decides where nothing is given."""
 MAY_CHANGE = MAY_DIFFER | {"device"}
 """What a resumed run may have otherwise: no weight depends on it but by rounding."""
@@ -40,7 +40,7 @@ class TrainConfig:
         untie_at_step: after so many steps the head becomes a matrix of its own.
         recipe: how the model is drawn (`bowline.recipes`); the family's own way unless it is given.
         pad_logit: "keep" or "mask": the padding token's logit is -inf, so that its row stays.
-        head_bias: "unigram" begins at the log of how often each token stands in the text.
+        head_bias: "zero", or "unigram": it begins at the log of how often each token stands in the text.
         mask_share: of a BERT's tokens, how many are asked for.
         random_tokens: "all" or "ordinary": see `bowline.train.objectives.MaskedBatches`.
         strict: refuse bytes and files that are no text.
@@ -110,7 +110,7 @@ class TrainConfig:
         self._among("family", FAMILIES)
         self._among("random_tokens", ("all", "ordinary"))
         self._among("pad_logit", (None, "keep", "mask"))
-        self._among("head_bias", (None, "unigram"))
+        self._among("head_bias", (None, *HEAD_BIASES))
         self._among("recipe", (None, *RECIPES))
         if not isinstance(self.model, dict):
             raise UsageError(f"model={self.model!r:.60}: expected {{key of the model's config: value}}")
@@ -180,9 +180,11 @@ class TrainConfig:
         return preset(self.family, self.size)
 
     def value(self, name: str) -> Any:
-        """A field, or what the size has in its place."""
+        """A field, or what the size has for it; no `head_bias` where a recipe or a checkpoint gives the weights."""
         value = getattr(self, name)
-        return getattr(self.preset, name) if value is None and name in OF_PRESET else value
+        if value is not None or name not in OF_PRESET or (name == "head_bias" and (self.init_from or self.recipe)):
+            return value
+        return getattr(self.preset, name)
 
     def settings(self) -> TrainerSettings:
         """What the loop is told."""

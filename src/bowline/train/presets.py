@@ -9,10 +9,11 @@ from typing import Any
 
 from bowline.errors import UsageError
 
-__all__ = ["FAMILIES", "SIZES", "Preset", "preset"]
+__all__ = ["FAMILIES", "HEAD_BIASES", "SIZES", "Preset", "preset"]
 
 FAMILIES = ("gpt2", "bert", "t5", "lstm")
 SIZES = ("nano", "small", "base")
+HEAD_BIASES = ("zero", "unigram")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class Preset:
 
     `model` are keys of the family's config; what is not among them has the config's own default, which is the published
     model's. `vocab_size` is what a new tokenizer is to have; `batch_size` rows of `length` tokens are one batch, and
-    `accumulation` batches one step. `mask_share` is BERT's alone.
+    `accumulation` batches one step. `mask_share` is BERT's; `head_bias` belongs to families whose head has one.
     """
 
     model: Mapping[str, Any]
@@ -31,7 +32,8 @@ class Preset:
     accumulation: int = 1
     steps: int
     learning_rate: float
-    mask_share: float = 0.15
+    mask_share: float | None = None
+    head_bias: str | None = None
 
 
 def _gpt2(width: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
@@ -54,8 +56,8 @@ NO_DROPOUT = {
     "lstm": {"embd_pdrop": 0.0, "hidden_pdrop": 0.0, "output_pdrop": 0.0},
 }
 """A nano model sees its text about once: there is nothing to learn by heart."""
-NANO = {"vocab_size": 4096, "steps": 1000}
-PUBLISHED = {"steps": 100_000, "accumulation": 8}
+NANO: dict[str, Any] = {"vocab_size": 4096, "steps": 1000}
+PUBLISHED: dict[str, Any] = {"steps": 100_000, "accumulation": 8}
 
 PRESETS: Mapping[tuple[str, str], Preset] = MappingProxyType(
     {
@@ -64,10 +66,12 @@ PRESETS: Mapping[tuple[str, str], Preset] = MappingProxyType(
             model=_gpt2(192, 4, 6, initializer_range=0.05, **NO_DROPOUT["gpt2"]),
             length=256, batch_size=8, learning_rate=3e-3, **NANO,
         ),
-        # Its norms stand behind the sums: at four times this rate the layers come to give every token the same vector.
+        # Its norms stand behind the sums, and a table alone tells how often tokens come by giving every token the same
+        # vector, from which it takes long to come back, or does not: that is the bias's to tell, from the first step.
         ("bert", "nano"): Preset(
-            model=_bert(192, 4, 6, initializer_range=0.05, **NO_DROPOUT["bert"]),
-            length=128, batch_size=16, learning_rate=5e-4, **NANO,
+            model=_bert(256, 2, 8, **NO_DROPOUT["bert"]),
+            length=64, batch_size=32, learning_rate=2e-3, mask_share=0.4, head_bias="unigram",
+            **NANO | {"steps": 1800},
         ),
         ("t5", "nano"): Preset(
             model=_t5(192, 3, 6, d_kv=32, **NO_DROPOUT["t5"]), length=256, batch_size=8, learning_rate=3e-3, **NANO
@@ -84,10 +88,12 @@ PRESETS: Mapping[tuple[str, str], Preset] = MappingProxyType(
             model=_gpt2(1024, 24, 16), vocab_size=50257, length=1024, batch_size=8, learning_rate=3e-4, **PUBLISHED
         ),
         ("bert", "small"): Preset(  # google/bert_uncased_L-4_H-512_A-8, 29 million
-            model=_bert(512, 4, 8), vocab_size=30522, length=512, batch_size=8, learning_rate=5e-4, **PUBLISHED
+            model=_bert(512, 4, 8), vocab_size=30522, length=512, batch_size=8, learning_rate=5e-4, mask_share=0.15,
+            **PUBLISHED,
         ),
         ("bert", "base"): Preset(  # BERT base, 110 million
-            model=_bert(768, 12, 12), vocab_size=30522, length=512, batch_size=8, learning_rate=1e-4, **PUBLISHED
+            model=_bert(768, 12, 12), vocab_size=30522, length=512, batch_size=8, learning_rate=1e-4, mask_share=0.15,
+            **PUBLISHED,
         ),
         ("t5", "small"): Preset(  # T5 small, 60 million
             model=_t5(512, 6, 8), vocab_size=32128, length=512, batch_size=8, learning_rate=1e-3, **PUBLISHED
