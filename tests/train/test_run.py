@@ -125,12 +125,11 @@ def test_the_held_out_loss_falls_below_that_of_how_often_tokens_come(family: str
         turns = [(7 * number + turn) % 13 for turn in range(60)]
         text = "".join(f"def knot{at}(self, rope):\n    return rope.slip({at})\n" for at in turns)
         (tmp_path / "text" / f"{number}.txt").write_text(text)
-    bias = "unigram" if family == "bert" else None  # without it the first hundreds of steps are spent on it
     steps = {"bert": 350, "lstm": 150}.get(family, 60)
     model = {**NO_DROPOUT[family], **SIZES[family]}
     config = tiny(
         family, str(tmp_path / "text"), steps=steps, log_every=400, save_every=400, evaluate_every=400, batch_size=8,
-        learning_rate=3e-3 if family == "bert" else 1e-2, vocab_size=None, model=model, head_bias=bias,
+        learning_rate=3e-3 if family == "bert" else 1e-2, vocab_size=None, model=model,
     )  # fmt: skip
     outcome = train(config, tmp_path / "out")
     counts = np.bincount(prepare(config, outcome.directory).packed.held_out)
