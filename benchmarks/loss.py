@@ -27,8 +27,9 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from benchmarks.measure import machine, median, peak_of
 from bowline.nn.loss import linear_cross_entropy, resources
+from bowline.nn.loss.fastest import products_for
 from bowline.nn.loss.gpu_products import GpuProducts
-from bowline.nn.loss.products import Products, products_for
+from bowline.nn.loss.products import Products
 from bowline.nn.loss.resources import current
 from bowline.nn.tied_embedding import tied_embedding
 

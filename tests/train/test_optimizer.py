@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from bowline.errors import UsageError
 from bowline.models import (
     BertConfig,
     BertForMaskedLM,
@@ -17,8 +18,9 @@ from bowline.models import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from bowline.train import Trainer
 from bowline.train.optimizer import adamw, decay_groups
-from tests.train.runs import settings, tiny
+from tests.train.runs import Counting, settings, tiny
 
 MODELS: dict[str, Callable[[], Any]] = {
     "gpt2": tiny,
@@ -92,3 +94,38 @@ def test_a_step_is_that_of_the_paper_in_float64() -> None:
         optimizer.step()
     for name, parameter in layer.named_parameters():
         torch.testing.assert_close(parameter.double(), wanted[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_drawn_larger_by_a_factor_learns_the_same_at_a_rate_larger_by_it() -> None:
+    """T5's parametrisation and that of the Transformer: one function, and with `embedding_rate` one training."""
+    ours = {"steps": 6, "clip": 0.0, "eps": 1e-30, "log_every": 1}
+    small = tiny(embed_scale=4.0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).double()
+    large = tiny(logit_scale=0.25, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).double()
+    with torch.no_grad():
+        large.transformer.wte.weight.mul_(4.0)
+    wanted = Trainer(small, Counting(), settings(**ours)).train()
+    found = Trainer(large, Counting(), settings(**ours, embedding_rate=4.0)).train()
+    losses = [[record["loss"] for record in result.history] for result in (found, wanted)]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-10, atol=0.0)
+    torch.testing.assert_close(large.transformer.wte.weight, 4.0 * small.transformer.wte.weight, rtol=1e-8, atol=1e-12)
+    slow = tiny(logit_scale=0.25, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).double()
+    with torch.no_grad():
+        slow.transformer.wte.weight.mul_(4.0)
+    assert abs(Trainer(slow, Counting(), settings(**ours)).train().loss - wanted.loss) > 1e-3
+
+
+def test_the_embedding_has_a_group_of_its_own_where_its_rate_is_another() -> None:
+    groups = decay_groups(tiny(), embedding_rate=3.0)
+    assert groups.rates == {"transformer.wte.weight": 3.0}
+    assert "transformer.wte.weight learns at 3 times the rate" in str(groups)
+    optimizer = adamw(groups, settings(weight_decay=0.3))
+    assert [(group["rate"], group["weight_decay"], len(group["params"])) for group in optimizer.param_groups] == [
+        (1.0, 0.3, len(groups.decayed) - 1),
+        (3.0, pytest.approx(0.1), 1),
+        (1.0, 0.0, len(groups.plain)),
+    ]
+
+
+def test_a_rate_of_the_embedding_needs_a_model_that_says_which_that_is() -> None:
+    with pytest.raises(UsageError, match="Linear does not say which its embedding is"):
+        decay_groups(nn.Linear(3, 2), embedding_rate=2.0)

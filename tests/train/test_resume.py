@@ -39,6 +39,7 @@ def ended_at(step: int, out: Path, **options: Any) -> None:
         {},
         {"accumulation": 2},
         {"untie_at_step": 11},
+        {"untie_at_step": 11, "embedding_rate": 3.0},
         {"untie_at_step": 10},
         {"bf16": True},
         {"activation_checkpointing": True},

@@ -269,6 +269,13 @@ def test_a_nano_bert_begins_at_how_often_tokens_come_unless_something_else_gives
     assert not begins_at_zero(recipe="transformers-bert", head_bias="unigram")
 
 
+def test_a_nano_t5_has_a_faster_table_unless_something_else_gives_its_weights(data: str) -> None:
+    assert tiny("t5", data).settings().embedding_rate == pytest.approx(192**0.5)
+    assert tiny("t5", data, recipe="t5x").settings().embedding_rate == 1.0
+    assert tiny("t5", data, recipe="t5x", embedding_rate=2.0).settings().embedding_rate == 2.0
+    assert tiny("t5", data, init_from="a", model={}, vocab_size=None).settings().embedding_rate == 1.0
+
+
 def test_a_head_that_was_built_without_a_bias_cannot_begin_at_one(data: str, texts: dict[str, Text]) -> None:
     config = tiny("lstm", data, head_bias="unigram", model={**TINY["lstm"], "head_bias": False})
     with pytest.raises(UsageError, match="the head of this LSTMLMHeadModel has no bias"):

@@ -18,8 +18,10 @@ from bowline.train.settings import MAY_DIFFER, TrainerSettings
 
 __all__ = ["TrainConfig"]
 
-OF_PRESET = ("steps", "length", "batch_size", "accumulation", "learning_rate", "mask_share", "head_bias")
+OF_PRESET = ("steps", "length", "batch_size", "accumulation", "learning_rate", "mask_share")
 """What the size decides where nothing is given."""
+OF_DRAW = {"head_bias": None, "embedding_rate": 1.0}
+"""What it decides for weights that it draws itself, and what those of a recipe or a checkpoint have instead."""
 MAY_CHANGE = MAY_DIFFER | {"device"}
 """What a resumed run may have otherwise: no weight depends on it but by rounding."""
 
@@ -49,7 +51,7 @@ class TrainConfig:
         length: tokens of an input.
         batch_size: rows of a batch.
         device: cpu, cuda.
-        steps, learning_rate, min_learning_rate, warmup_steps, weight_decay, clip, accumulation, bf16,
+        steps, learning_rate, embedding_rate, min_learning_rate, warmup_steps, weight_decay, clip, accumulation, bf16,
             activation_checkpointing, compile, seed, log_every, evaluate_every, save_every, keep: see
             `TrainerSettings`. `seed` is also that of the model's draws and of the order of the text.
 
@@ -86,6 +88,7 @@ class TrainConfig:
     device: str = "cpu"
     steps: int | None = None
     learning_rate: float | None = None
+    embedding_rate: float | None = None
     min_learning_rate: float = 0.1
     warmup_steps: int | None = None
     weight_decay: float = 0.1
@@ -180,11 +183,12 @@ class TrainConfig:
         return preset(self.family, self.size)
 
     def value(self, name: str) -> Any:
-        """A field, or what the size has for it; no `head_bias` where a recipe or a checkpoint gives the weights."""
+        """A field, or what the size has in its place."""
         value = getattr(self, name)
-        if value is not None or name not in OF_PRESET or (name == "head_bias" and (self.init_from or self.recipe)):
+        if value is not None or name not in (*OF_PRESET, *OF_DRAW):
             return value
-        return getattr(self.preset, name)
+        elsewhere = name in OF_DRAW and (self.init_from is not None or self.recipe is not None)
+        return OF_DRAW[name] if elsewhere else getattr(self.preset, name)
 
     def settings(self) -> TrainerSettings:
         """What the loop is told."""
@@ -207,7 +211,7 @@ class TrainConfig:
     def effective(self) -> dict[str, Any]:
         """Every field with what it comes to."""
         content = dataclasses.asdict(self) | {"data": list(self.data)}
-        return content | {name: self.value(name) for name in OF_PRESET}
+        return content | {name: self.value(name) for name in (*OF_PRESET, *OF_DRAW)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], origin: str = "the configuration") -> Self:

@@ -101,7 +101,7 @@ class Trainer:
         self.log, self.on_step = log, on_step
         self.device = next(model.parameters()).device
         self.step = 0
-        self.groups = decay_groups(model)
+        self.groups = decay_groups(model, settings.embedding_rate)
         self._unread: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Losses and norms of steps that an accelerator has not been waited for."""
         self._pending: list[float] = []
@@ -149,7 +149,7 @@ class Trainer:
         """The gradients of this process's batches, averaged over all processes and cut to length; the optimizer."""
         settings = self.settings
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate_at(self.step, settings)
+            group["lr"] = learning_rate_at(self.step, settings) * group["rate"]
         losses = []
         # A gradient of several processes is split by none of them, and a compiled model runs no hooks that come and go.
         split = self._is_logged(self.step + 1) and not (self.processes.together or settings.compile)
@@ -200,10 +200,10 @@ class Trainer:
         self._share = self.processes.share(settings.accumulation)
         saved = self._saved(stack)
         self.step = saved.step if saved else 0
-        if settings.untie_at_step is not None and self.step > settings.untie_at_step:
-            untie_weights(self.model)
-        self.groups = decay_groups(self.model)
+        self.groups = decay_groups(self.model, settings.embedding_rate)  # also of a model that is untied below
         self.optimizer: AdamW = adamw(self.groups, settings)
+        if settings.untie_at_step is not None and self.step > settings.untie_at_step:
+            untie_weights(self.model, optimizer=self.optimizer)
         if saved:
             saved.restore(self.model, self.optimizer)
             self._pending, self._before = list(saved.state["pending"]), tuple(saved.state["before"])

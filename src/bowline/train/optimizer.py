@@ -4,15 +4,22 @@ Which of the two an embedding belongs to is a convention, and a tied matrix is a
 Megatron and transformers' `Trainer` decay every matrix, embeddings among them: so does this file, and a tied matrix
 decays, once. (minGPT kept embeddings out.) What it means: decay draws every row towards zero at each step, also rows
 that no batch looked up; a tied matrix has a gradient in all rows through its head, and holds them against it.
+
+AdamW's steps have the size of the rate, whatever the size of what they change. T5's table is drawn with std 1 where the
+logits are multiplied by d^-1/2: the same function as a table of std d^-1/2 whose looked-up rows are multiplied by d^1/2
+(Vaswani et al., 2017), but for AdamW a table that learns d^1/2 times more slowly. T5's authors had Adafactor, whose
+steps are a share of what they change (Shazeer and Stern, 2018). `embedding_rate` is the factor that is missing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import nn
 from torch.optim import AdamW
 
+from bowline.errors import UsageError
 from bowline.nn.once import unique_parameters
 from bowline.nn.ties.find import find_ties
 from bowline.train.settings import TrainerSettings
@@ -24,12 +31,14 @@ __all__ = ["Groups", "adamw", "decay_groups"]
 class Groups:
     """The names of the parameters that decay and of those that do not, each parameter under one name; `tied` of them.
 
-    `tied` has, for each matrix or bias that several names share, all its names, the one that stands in a group first.
+    `tied` has, for each matrix or bias that several names share, all its names, the one that stands in a group first;
+    `rates` what the rate is multiplied by, where it is not 1.
     """
 
     decayed: dict[str, nn.Parameter]
     plain: dict[str, nn.Parameter]
     tied: tuple[tuple[str, ...], ...] = ()
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         parts = []
@@ -39,11 +48,19 @@ class Groups:
         for names in self.tied:
             where = "with weight decay" if names[0] in self.decayed else "without"
             parts.append(f"{names[0]} (also {', '.join(names[1:])}) is one parameter, {where}")
+        parts += [f"{name} learns at {rate:.3g} times the rate" for name, rate in self.rates.items()]
         return "; ".join(parts)
 
 
-def decay_groups(model: nn.Module) -> Groups:
+def decay_groups(model: nn.Module, embedding_rate: float = 1.0) -> Groups:
     """The trainable parameters of `model`, those of two or more dimensions apart from the others.
+
+    Args:
+        model: what is trained.
+        embedding_rate: what the rate of `model.get_input_embeddings()` is multiplied by, and its decay divided by.
+
+    Raises:
+        UsageError: a rate for the embedding, and the model does not say which it is.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9)})
@@ -61,19 +78,35 @@ def decay_groups(model: nn.Module) -> Groups:
     for names in shared.values():
         first = [name for name in names if name in named]
         tied += [(*first, *(name for name in names if name not in first))] if first else []
+    rates = {}
+    if embedding_rate != 1.0:
+        table = _embedding(model)
+        rates = {name: embedding_rate for name, parameter in named.items() if parameter is table}
     return Groups(
         decayed={name: parameter for name, parameter in named.items() if parameter.ndim >= 2},
         plain={name: parameter for name, parameter in named.items() if parameter.ndim < 2},
         tied=tuple(tied),
+        rates=rates,
     )
 
 
+def _embedding(model: nn.Module) -> nn.Parameter:
+    found = getattr(model, "get_input_embeddings", lambda: None)()
+    weight = getattr(found, "weight", None)
+    if not isinstance(weight, nn.Parameter):
+        raise UsageError(
+            f"embedding_rate: {type(model).__name__} does not say which its embedding is",
+            help="leave it at 1, or give the model get_input_embeddings()",
+        )
+    return weight
+
+
 def adamw(groups: Groups, settings: TrainerSettings) -> AdamW:
-    """The optimizer of these groups, fused into one kernel for each tensor."""
-    parts = [
-        {"params": list(group.items()), "weight_decay": decay}
-        for group, decay in ((groups.decayed, settings.weight_decay), (groups.plain, 0.0))
-        if group
-    ]
+    """The optimizer of these groups, fused into one kernel for each tensor; `group["rate"]` multiplies the rate."""
+    parts = []
+    for parameters, decay in ((groups.decayed, settings.weight_decay), (groups.plain, 0.0)):
+        for rate in sorted({groups.rates.get(name, 1.0) for name in parameters}):
+            params = [each for each in parameters.items() if groups.rates.get(each[0], 1.0) == rate]
+            parts.append({"params": params, "weight_decay": decay / rate, "rate": rate})
     floating = all(parameter.is_floating_point() for group in parts for _, parameter in group["params"])  # type: ignore[attr-defined]
     return AdamW(parts, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=floating)

@@ -34,6 +34,7 @@ class Preset:
     learning_rate: float
     mask_share: float | None = None
     head_bias: str | None = None
+    embedding_rate: float = 1.0
 
 
 def _gpt2(width: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
@@ -74,7 +75,8 @@ PRESETS: Mapping[tuple[str, str], Preset] = MappingProxyType(
             **NANO | {"steps": 1500},
         ),
         ("t5", "nano"): Preset(
-            model=_t5(192, 3, 6, d_kv=32, **NO_DROPOUT["t5"]), length=128, batch_size=16, learning_rate=1e-3, **NANO
+            model=_t5(192, 3, 6, d_kv=32, **NO_DROPOUT["t5"]),
+            length=128, batch_size=16, learning_rate=1.5e-3, embedding_rate=192**0.5, **NANO,
         ),
         # Drawn twice as wide as Zaremba's: else it tells how often tokens come, and no more, for hundreds of steps.
         ("lstm", "nano"): Preset(

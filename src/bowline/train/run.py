@@ -73,7 +73,7 @@ class Plan:
             f"tokens    {packed}; a vocabulary of {len(self.text.tokenizer):,}",
             f"model     {config.family} {config.size}: {self.model.num_parameters():,} parameters, {self._tied()}",
             f"weights   {drawn}, seed {config.seed}",
-            f"optimizer {decay_groups(self.model)}",
+            f"optimizer {decay_groups(self.model, config.value('embedding_rate'))}",
             f"training  {steps:,} steps of {each}{rows} x {config.value('length')} tokens, "
             f"{steps / self.batches.epoch:.2g} times the text",
         ]

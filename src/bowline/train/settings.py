@@ -25,6 +25,7 @@ class TrainerSettings:
         learning_rate: the highest, after warm-up.
         min_learning_rate: the share of it that is left at the last step; cosine between.
         warmup_steps: of a linear rise; None for a tenth of the steps, at most 100.
+        embedding_rate: what the embedding's rate is multiplied by (see `bowline.train.optimizer`); not its decay.
         weight_decay: of matrices, embeddings among them (see `bowline.train.optimizer`).
         betas: AdamW's.
         eps: AdamW's.
@@ -52,6 +53,7 @@ class TrainerSettings:
     learning_rate: float = 1e-3
     min_learning_rate: float = 0.1
     warmup_steps: int | None = None
+    embedding_rate: float = 1.0
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
@@ -74,7 +76,7 @@ class TrainerSettings:
         for name in ("warmup_steps", "untie_at_step"):
             if getattr(self, name) is not None:
                 self._check_whole(name, 0)
-        for name in ("learning_rate", "eps"):
+        for name in ("learning_rate", "embedding_rate", "eps"):
             self._check_number(name, above=0.0)
         for name in ("weight_decay", "clip"):
             self._check_number(name)

@@ -1,4 +1,4 @@
-"""The three products by every library, in blocks that do not divide the vocabulary; which is chosen is measured."""
+"""The three products by every library, in blocks that do not divide the vocabulary."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from bowline.errors import UsageError
-from bowline.nn.loss import linear_cross_entropy, products, resources
+from bowline.nn.loss import fastest, linear_cross_entropy, resources
 from bowline.nn.loss.chunks import chunk_rows
 from bowline.nn.loss.products import NAMES, Products
-from bowline.nn.loss.resources import Resources, current
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,8 +43,8 @@ def test_products_are_those_of_float64(name: str, dtype: torch.dtype, size: int,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_loss_is_the_same_by_every_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "WORTH_TIMING", 0)
-    monkeypatch.setattr(products, "_timed", lambda *_: Products(logits=name, of_hidden=name, of_weight=name))
+    monkeypatch.setattr(fastest, "WORTH_TIMING", 0)
+    monkeypatch.setattr(fastest, "_timed", lambda *_: Products(logits=name, of_hidden=name, of_weight=name))
     torch.manual_seed(0)
     hidden, weight = torch.randn(7, 5, requires_grad=True), torch.randn(11, 5, requires_grad=True)
     labels, bias = torch.randint(0, 11, (7,)), torch.randn(11)
@@ -54,43 +53,6 @@ def test_the_loss_is_the_same_by_every_library(name: str, monkeypatch: pytest.Mo
         loss = linear_cross_entropy(hidden, weight, labels, bias=bias, backend=backend)
         found.append([loss, *torch.autograd.grad(loss, (hidden, weight))])
     torch.testing.assert_close(*found)
-
-
-def test_an_operator_that_is_gone_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*args: Any) -> torch.Tensor:
-        raise AttributeError("no _linear_pointwise")
-
-    monkeypatch.setattr(products, "_onednn", gone)
-    monkeypatch.setattr(products, "WORTH_TIMING", 0)
-    products._timed.cache_clear()
-    assert products.products_for(torch.zeros(2, 4), torch.zeros(9, 4), Resources()) == Products()
-    products._timed.cache_clear()
-
-
-def test_the_switch_forbids_onednn_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "WORTH_TIMING", 0)
-    monkeypatch.setattr(
-        products, "_timed", lambda *_: Products(logits="onednn", of_hidden="float32", of_weight="onednn")
-    )
-    with resources(onednn=False) as allowed:
-        found = products.products_for(torch.zeros(2, 4), torch.zeros(9, 4), allowed)
-    assert found == Products(logits="mm", of_hidden="float32", of_weight="mm")
-    assert current() == Resources()
-
-
-def test_small_products_are_not_worth_a_measurement() -> None:
-    products._timed.cache_clear()
-    assert products.products_for(torch.zeros(64, 64), torch.zeros(1000, 64), Resources()) == Products()
-    assert products._timed.cache_info().currsize == 0
-
-
-@pytest.mark.parametrize(("emulated", "expected"), [(True, "float32"), (False, "mm")])
-def test_half_precision_is_widened_where_the_processor_has_no_such_products(
-    emulated: bool, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(products, "_emulated", lambda _: emulated)
-    found = products.products_for(torch.zeros(2, 4).bfloat16(), torch.zeros(9, 4).bfloat16(), Resources())
-    assert found == Products(logits=expected, of_hidden=expected, of_weight=expected)
 
 
 # --- chunks -----------------------------------------------------------------------------------------------------------

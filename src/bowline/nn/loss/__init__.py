@@ -2,7 +2,7 @@
 
 `cross_entropy` is the function, `module` its twin. `reference` says what is computed, `kept` keeps the logits, and
 `chunked` never has them all; `choose` picks. Beneath `chunked`: `chunks` (how much at once), `softmax` (between the
-products), `products` (by which library), `resources` (what may be used).
+products), `products` and `fastest` (by which library), `resources` (what may be used).
 """
 
 from __future__ import annotations

@@ -1,32 +1,20 @@
-"""The three products of a chunk, each by whichever of the libraries at hand is the fastest here.
+"""The three products of a chunk, each by one of the libraries at hand: `fastest` says by which.
 
 On some processors oneDNN multiplies float32 faster than what `torch.mm` calls (1.4 times on AMD Zen 5), and on some
 without bf16 instructions `torch.mm` of bf16 is several times slower than of float32, so that widening both factors,
-block by block, is worth it. Which it is here is timed once, before the first large product.
+block by block, is worth it.
 """
 
 from __future__ import annotations
 
-import logging
-import platform
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Any
 
 import torch
 
 from bowline.nn.loss.chunks import block_rows, padded
-from bowline.nn.loss.resources import Resources
 
-__all__ = ["NAMES", "Hidden", "Products", "products_for"]
+__all__ = ["NAMES", "Hidden", "Products"]
 
-LOG = logging.getLogger(__name__)
-WORTH_TIMING = 2**32
-"""Multiplications of one product over all rows, about what the timing itself needs."""
-CLEARLY = 0.9
-"""Another library has to take less than this share of `torch.mm`'s time."""
 NAMES = ("mm", "onednn", "float32")
 
 
@@ -145,89 +133,3 @@ def _onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     """X weightᵀ + bias, by an operator that is private to torch: it may go, or change what it takes."""
     found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
-
-
-# --- which ------------------------------------------------------------------------------------------------------------
-
-
-def products_for(hidden: torch.Tensor, weight: torch.Tensor, allowed: Resources) -> Products:
-    """What to multiply hidden (N, D) and weight (V, D) with."""
-    work = hidden.shape[0] * weight.numel()
-    if weight.device.type == "cpu" and weight.dtype.itemsize == 2 and _emulated(weight.dtype):
-        return Products(logits="float32", of_hidden="float32", of_weight="float32")
-    if weight.device.type != "cpu" or work < WORTH_TIMING or weight.dtype == torch.float64:
-        return Products()
-    fastest = _timed(weight.dtype, torch.get_num_threads())
-    return (
-        fastest
-        if allowed.onednn
-        else Products(
-            **{
-                role: "mm" if name == "onednn" else name
-                for role, name in (
-                    ("logits", fastest.logits),
-                    ("of_hidden", fastest.of_hidden),
-                    ("of_weight", fastest.of_weight),
-                )
-            }
-        )
-    )
-
-
-@cache
-def _emulated(dtype: torch.dtype) -> bool:
-    """Whether this processor has no products of that dtype: `torch.mm` then widens both factors whole, in scratch."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    names: tuple[str, ...] = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    if dtype == torch.float16:
-        names = ("_is_amx_fp16_supported",)
-    asks: list[Any] = [getattr(torch.cpu, name, None) for name in names]
-    return all(ask is not None and not ask() for ask in asks)
-
-
-@lru_cache(maxsize=8)
-def _timed(dtype: torch.dtype, threads: int) -> Products:
-    """The fastest of each product, of 128 rows, 2048 tokens and a width of 768."""
-    generator = torch.Generator().manual_seed(0)
-    hidden, weight = (torch.randn(rows, 768, generator=generator).to(dtype) for rows in (128, 2048))
-    x = Products().room(len(hidden), weight)
-    into = torch.empty_like(weight)
-    rivals = ("onednn",) if dtype == torch.float32 else ("float32",)
-
-    def calls(name: str) -> dict[str, Callable[[], object]]:
-        by = Products(logits=name, of_hidden=name, of_weight=name)
-        ready = by.ready(hidden)
-        return {
-            "logits": lambda: by.make_logits(ready, weight, None, x),
-            "of_hidden": lambda: by.make_of_hidden(x, weight),
-            "of_weight": lambda: by.add_of_weight(into, x, ready, first=False),
-        }
-
-    best = dict.fromkeys(("logits", "of_hidden", "of_weight"), "mm")
-    with torch.no_grad():
-        into.zero_()
-        seconds = {role: _seconds(call) for role, call in calls("mm").items()}
-        for name in rivals:
-            for role, call in calls(name).items():
-                try:
-                    took = _seconds(call)
-                except Exception as error:  # it is not there, or not as it was
-                    LOG.info("no %s products here: %s", name, str(error).splitlines()[0][:100])
-                    break
-                if took < CLEARLY * seconds[role]:
-                    best[role], seconds[role] = name, took
-    LOG.info("products of %s with %d threads: %s", dtype, threads, best)
-    found: Any = Products(**best)
-    return found  # type: ignore[no-any-return]
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    """The least of three, after one that warms up."""
-    call()
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return min(times)

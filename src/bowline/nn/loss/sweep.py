@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from bowline.nn.loss.chunks import chunk_rows
+from bowline.nn.loss.fastest import products_for
 from bowline.nn.loss.gpu_products import GpuProducts
 from bowline.nn.loss.in_place import fits_in_place, sweep_in_place
 from bowline.nn.loss.options import Options
-from bowline.nn.loss.products import products_for
 from bowline.nn.loss.resources import Resources
 from bowline.nn.loss.rule import Chunk
 from bowline.nn.loss.softmax import chunk_loss

@@ -1,0 +1,95 @@
+"""Which library multiplies is measured, on machines that do other things at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from bowline.nn.loss import fastest, products, resources
+from bowline.nn.loss.fastest import clearly_faster, in_turns
+from bowline.nn.loss.products import Products
+from bowline.nn.loss.resources import Resources, current
+
+
+class Machine:
+    """Calls that take their seconds, times what the machine has to do besides at that moment."""
+
+    def __init__(self, slowness: Callable[[float], float]) -> None:
+        self.now, self.slowness = 0.0, slowness
+
+    def clock(self) -> float:
+        return self.now
+
+    def call(self, seconds: float) -> Callable[[], None]:
+        def run() -> None:
+            self.now += seconds * self.slowness(self.now)
+
+        return run
+
+    def faster(self, rival: float, usual: float) -> bool:
+        times = in_turns({"mm": self.call(usual), "onednn": self.call(rival)}, self.clock)
+        return clearly_faster(times["onednn"], times["mm"])
+
+
+MACHINES: dict[str, Callable[[float], float]] = {
+    "quiet": lambda _: 1.0,
+    "slow at first": lambda now: 2.0 if now < 8 else 1.0,
+    "slow at last": lambda now: 1.0 if now < 9 else 2.0,
+    "slow once": lambda now: 5.0 if 7 < now < 8 else 1.0,
+    "slower and slower": lambda now: 1.0 + now / 40,
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_whatever_else_the_machine_does_the_faster_is_chosen_and_the_equal_is_not(name: str) -> None:
+    machine = MACHINES[name]
+    assert Machine(machine).faster(0.7, 1.0)
+    assert not Machine(machine).faster(1.0, 1.0)
+    assert not Machine(machine).faster(1.2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"), [([8, 8, 8], True), ([5, 11, 12], False), ([9.5, 3, 3], True), ([9.5, 9.5, 9.5], False)]
+)
+def test_one_lucky_time_is_not_enough(times: Sequence[float], expected: bool) -> None:
+    assert clearly_faster(times, [10, 10, 11]) is expected
+
+
+def test_an_operator_that_is_gone_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*args: Any) -> torch.Tensor:
+        raise AttributeError("no _linear_pointwise")
+
+    monkeypatch.setattr(products, "_onednn", gone)
+    monkeypatch.setattr(fastest, "WORTH_TIMING", 0)
+    fastest._timed.cache_clear()
+    assert fastest.products_for(torch.zeros(2, 4), torch.zeros(9, 4), Resources()) == Products()
+    fastest._timed.cache_clear()
+
+
+def test_the_switch_forbids_onednn_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastest, "WORTH_TIMING", 0)
+    monkeypatch.setattr(
+        fastest, "_timed", lambda *_: Products(logits="onednn", of_hidden="float32", of_weight="onednn")
+    )
+    with resources(onednn=False) as allowed:
+        found = fastest.products_for(torch.zeros(2, 4), torch.zeros(9, 4), allowed)
+    assert found == Products(logits="mm", of_hidden="float32", of_weight="mm")
+    assert current() == Resources()
+
+
+def test_small_products_are_not_worth_a_measurement() -> None:
+    fastest._timed.cache_clear()
+    assert fastest.products_for(torch.zeros(64, 64), torch.zeros(1000, 64), Resources()) == Products()
+    assert fastest._timed.cache_info().currsize == 0
+
+
+@pytest.mark.parametrize(("emulated", "expected"), [(True, "float32"), (False, "mm")])
+def test_half_precision_is_widened_where_the_processor_has_no_such_products(
+    emulated: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fastest, "_emulated", lambda _: emulated)
+    found = fastest.products_for(torch.zeros(2, 4).bfloat16(), torch.zeros(9, 4).bfloat16(), Resources())
+    assert found == Products(logits=expected, of_hidden=expected, of_weight=expected)
