@@ -72,7 +72,7 @@ PRESETS: Mapping[tuple[str, str], Preset] = MappingProxyType(
         ("bert", "nano"): Preset(
             model=_bert(256, 2, 8, **NO_DROPOUT["bert"]),
             length=64, batch_size=32, learning_rate=2e-3, mask_share=0.4, head_bias="unigram",
-            **NANO | {"steps": 1500},
+            **NANO | {"steps": 1800},
         ),
         ("t5", "nano"): Preset(
             model=_t5(192, 3, 6, d_kv=32, **NO_DROPOUT["t5"]),
