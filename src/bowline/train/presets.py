@@ -67,8 +67,8 @@ PRESETS: Mapping[tuple[str, str], Preset] = MappingProxyType(
             model=_gpt2(192, 4, 6, initializer_range=0.05, **NO_DROPOUT["gpt2"]),
             length=256, batch_size=8, learning_rate=3e-3, **NANO,
         ),
-        # Its norms stand behind the sums, and a table alone tells how often tokens come by giving every token the same
-        # vector, from which it takes long to come back, or does not: that is the bias's to tell, from the first step.
+        # Its norms stand behind the sums, and a table alone tells how often tokens come by giving every position the
+        # same vector, from which it is long in coming back, or does not: that is the bias's to tell, from the start.
         ("bert", "nano"): Preset(
             model=_bert(256, 2, 8, **NO_DROPOUT["bert"]),
             length=64, batch_size=32, learning_rate=2e-3, mask_share=0.4, head_bias="unigram",
