@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -241,3 +243,23 @@ def test_a_file_that_the_system_cuts_off_leaves_the_old_version_whole(tmp_path: 
     assert "cannot be written: File too large (help: free space" in done.stdout
     assert {path.name: path.read_bytes() for path in place.iterdir()} == old
     assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_publisher_that_comes_between_the_two_renames_of_another_waits_and_keeps_what_is_kept(tmp_path: Path) -> None:
+    place, previous = tmp_path / "model", tmp_path / ".model.1-00000000.previous"
+    previous.mkdir()
+    (previous / "README.md").write_bytes(KEPT)
+    held = os.open(previous, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_SH)  # its publisher is at work
+
+    def second_rename() -> None:
+        previous.rename(place)
+
+    other = threading.Timer(0.1, second_rename)
+    other.start()
+    with publishing(place, lambda name: False) as stage:
+        (stage / "config.json").write_text("{}")
+    other.join()
+    os.close(held)
+    assert {path.name for path in place.iterdir()} == {"README.md", "config.json"}
+    assert (place / "README.md").read_bytes() == KEPT

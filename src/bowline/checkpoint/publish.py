@@ -31,6 +31,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -237,6 +238,10 @@ def _publish(stage: Path, place: Path, replaces: Callable[[str], bool], undo: Ex
                     undo.callback(os.close, _lock(place))
                 carry_over(place, stage, replaces)
                 copy_attributes(place.stat(), place, stage)
+            elif _between_renames(place):
+                _clear(place)  # puts it back, if its publisher was killed there
+                time.sleep(0.01)
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
             for root, _, _ in os.walk(stage):
                 synchronise(Path(root))
             put_in_place(stage, place)
@@ -257,6 +262,12 @@ def _publish(stage: Path, place: Path, replaces: Callable[[str], bool], undo: Ex
     if here and here.is_relative_to(place):
         with suppress(OSError):
             os.chdir(here)  # else we stand in the old directory, which is about to go
+
+
+def _between_renames(place: Path) -> bool:
+    """Whether the checkpoint has given up its name to another publisher's, who is about to take it."""
+    siblings = (path for path in place.parent.iterdir() if path.name.startswith(f".{place.name}."))
+    return any(path.suffix == PREVIOUS for path in siblings)
 
 
 def _working_directory() -> Path | None:
