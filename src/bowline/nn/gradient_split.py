@@ -100,8 +100,9 @@ def split_gradient(model: nn.Module, embedding: nn.Module | None = None) -> Iter
         >>> with split_gradient(model) as meter:
         ...     model(torch.tensor([1, 2])).logsumexp(-1).sum().backward()
         ...     split = meter.read()
-        >>> round(split.output**2 + split.input**2 + 2 * split.output * split.input * split.cosine - split.total**2, 4)
-        0.0
+        >>> total = split.output**2 + split.input**2 + 2 * split.output * split.input * split.cosine
+        >>> abs(total - split.total**2) < 1e-3 * split.total**2
+        True
     """
     meter = SplitMeter(_lookups(model) if embedding is None else [_expect_lookup(embedding)])
     gradient = None if meter.weight is None else meter.weight.grad
