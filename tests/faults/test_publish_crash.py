@@ -12,9 +12,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from bowline.checkpoint import publish
 from bowline.checkpoint.publish import publishing
 
 KILLS = int(os.environ.get("BOWLINE_KILLS", "120"))
@@ -263,3 +265,17 @@ def test_a_publisher_that_comes_between_the_two_renames_of_another_waits_and_kee
     os.close(held)
     assert {path.name for path in place.iterdir()} == {"README.md", "config.json"}
     assert (place / "README.md").read_bytes() == KEPT
+
+
+def test_one_that_does_not_come_back_is_not_waited_for_for_ever_and_the_old_one_stays_whole(tmp_path: Path) -> None:
+    """As on a file system without locks, where nobody can tell a publisher that was killed from one that is slow."""
+    place, previous = tmp_path / "model", tmp_path / ".model.1-00000000.previous"
+    previous.mkdir()
+    (previous / "README.md").write_bytes(KEPT)
+    held = os.open(previous, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    with patch.object(publish, "PATIENCE", 0.1), publishing(place, lambda name: False) as stage:
+        (stage / "config.json").write_text("{}")
+    os.close(held)
+    assert [path.name for path in place.iterdir()] == ["config.json"]
+    assert (previous / "README.md").read_bytes() == KEPT

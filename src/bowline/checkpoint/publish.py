@@ -47,6 +47,8 @@ _PARTIAL = ".partial"
 _RACES = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY})
 """Another publisher came or went between a look and a rename."""
 _ATTEMPTS = 100
+PATIENCE = 1.0
+"""Seconds to wait for another publisher's second rename; then the name is taken, and the old one stays where it is."""
 
 
 @contextmanager
@@ -238,9 +240,9 @@ def _publish(stage: Path, place: Path, replaces: Callable[[str], bool], undo: Ex
                     undo.callback(os.close, _lock(place))
                 carry_over(place, stage, replaces)
                 copy_attributes(place.stat(), place, stage)
-            elif _between_renames(place):
+            elif attempts_left and _between_renames(place):
                 _clear(place)  # puts it back, if its publisher was killed there
-                time.sleep(0.01)
+                time.sleep(PATIENCE / _ATTEMPTS)
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
             for root, _, _ in os.walk(stage):
                 synchronise(Path(root))
