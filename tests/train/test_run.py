@@ -18,7 +18,7 @@ from bowline.audit import audit
 from bowline.errors import CheckpointError, ConfigError, UsageError
 from bowline.models import BertForMaskedLM, Tokenizer, load
 from bowline.models.generation.text import filled_text, text_pieces
-from bowline.train.build import batches_for, model_for, recipe_for
+from bowline.train.build import batches_for, model_for
 from bowline.train.config import TrainConfig
 from bowline.train.presets import NO_DROPOUT
 from bowline.train.run import Outcome, Plan, Text, prepare, train
@@ -272,6 +272,7 @@ def test_a_nano_bert_begins_at_how_often_tokens_come_unless_something_else_gives
 def test_a_nano_t5_has_a_faster_table_unless_something_else_gives_its_weights(data: str) -> None:
     assert tiny("t5", data).settings().embedding_rate == pytest.approx(192**0.5)
     assert tiny("t5", data, recipe="t5x").settings().embedding_rate == 1.0
+    assert tiny("t5", data, tie=False).settings().embedding_rate == 1.0  # drawn by t5-mesh
     assert tiny("t5", data, recipe="t5x", embedding_rate=2.0).settings().embedding_rate == 2.0
     assert tiny("t5", data, init_from="a", model={}, vocab_size=None).settings().embedding_rate == 1.0
 
@@ -301,7 +302,7 @@ def test_a_t5_with_a_head_of_its_own_does_not_begin_far_above_the_uniform_loss(
     data: str, texts: dict[str, Text]
 ) -> None:
     config = tiny("t5", data, tie=False)
-    assert recipe_for(config) == "t5-mesh"
+    assert config.drawn_by == "t5-mesh"
     model = model_for(config, texts["t5"].tokenizer, texts["t5"].packed)
     batch = batches_for(config, texts["t5"].tokenizer, texts["t5"].packed).at(0)
     with torch.no_grad():

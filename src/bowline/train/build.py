@@ -18,21 +18,10 @@ from bowline.train.objectives import CausalBatches, MaskedBatches, SpanBatches
 from bowline.train.packed import Packed
 from bowline.train.tokenizers import TextTokenizer
 
-__all__ = ["batches_for", "begins_at_unigram", "model_for", "recipe_for", "settle_biases"]
+__all__ = ["batches_for", "begins_at_unigram", "model_for", "settle_biases"]
 
 CONFIGS: dict[str, Any] = {"gpt2": GPT2Config, "bert": BertConfig, "t5": T5Config, "lstm": LSTMConfig}
 POSITIONS = {"gpt2": "n_positions", "bert": "max_position_embeddings"}
-
-
-def recipe_for(config: TrainConfig) -> str | None:
-    """The recipe by which a new model is drawn; `None` for the family's own way, which is transformers'.
-
-    A T5 with a head of its own is drawn by `t5-mesh`: transformers draws such a head with std 1, and the first loss is
-    six times ln V.
-    """
-    if config.recipe is None and config.family == "t5" and config.tie is False:
-        return "t5-mesh"
-    return config.recipe
 
 
 def model_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -> PreTrainedModel:
@@ -121,9 +110,8 @@ def _drawn(config: TrainConfig, tokenizer: TextTokenizer) -> PreTrainedModel:
     made = CONFIGS[family](vocab_size=len(tokenizer)).updated(**{**keys, **config.preset.model, **config.model})
     _check_positions(made, config)
     model: PreTrainedModel = model_class({"model_type": family})(made)
-    recipe = recipe_for(config)
-    if recipe is not None:
-        init_weights(model, recipe, seed=config.seed)
+    if config.drawn_by is not None:
+        init_weights(model, config.drawn_by, seed=config.seed)
     return model
 
 

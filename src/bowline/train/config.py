@@ -182,12 +182,23 @@ class TrainConfig:
         """What the size says."""
         return preset(self.family, self.size)
 
+    @property
+    def drawn_by(self) -> str | None:
+        """The recipe by which a new model is drawn; `None` for the family's own way, which is transformers'.
+
+        A T5 with a head of its own is drawn by `t5-mesh`: transformers draws such a head with std 1, and the first loss
+        is six times ln V.
+        """
+        if self.recipe is None and self.family == "t5" and self.tie is False:
+            return "t5-mesh"
+        return self.recipe
+
     def value(self, name: str) -> Any:
         """A field, or what the size has in its place."""
         value = getattr(self, name)
         if value is not None or name not in (*OF_PRESET, *OF_DRAW):
             return value
-        elsewhere = name in OF_DRAW and (self.init_from is not None or self.recipe is not None)
+        elsewhere = name in OF_DRAW and (self.init_from is not None or self.drawn_by is not None)
         return OF_DRAW[name] if elsewhere else getattr(self.preset, name)
 
     def settings(self) -> TrainerSettings:

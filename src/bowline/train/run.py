@@ -24,7 +24,7 @@ from bowline.models.pretrained import checked_device
 from bowline.nn.slots import slots
 from bowline.nn.ties.ends import makes_logits
 from bowline.nn.ties.find import find_ties
-from bowline.train.build import batches_for, begins_at_unigram, model_for, recipe_for, settle_biases
+from bowline.train.build import batches_for, begins_at_unigram, model_for, settle_biases
 from bowline.train.checkpoints import steps_in
 from bowline.train.config import TrainConfig
 from bowline.train.corpus import Corpus, Survey, find_text
@@ -64,8 +64,7 @@ class Plan:
         config, packed = self.config, self.text.packed
         steps, rows = config.value("steps"), config.value("batch_size")
         each = f"{config.value('accumulation')} x " if config.value("accumulation") > 1 else ""
-        recipe = recipe_for(config)
-        drawn = "drawn as the family is" if recipe is None else f"drawn by {recipe}"
+        drawn = "drawn as the family is" if config.drawn_by is None else f"drawn by {config.drawn_by}"
         drawn = drawn if config.init_from is None else f"of {config.init_from}"
         drawn += ", the head's bias at how often tokens come" * begins_at_unigram(config, self.model)
         return [
