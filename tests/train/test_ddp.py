@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from bowline.audit import audit
 from bowline.errors import UsageError
 from bowline.train import Trainer
 from bowline.train.processes import Processes
 from tests.train.ddp_worker import OPTIONS
 from tests.train.runs import Counting, run, settings, tiny
+from tests.train.texts import library
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
@@ -25,9 +27,9 @@ TOLERANCE = 1e-4
 """Relative, after 24 steps: the sum of two gradients is rounded otherwise, and Adam's quotient makes more of it."""
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root, out = Path(__file__).parents[2], tmp_path_factory.mktemp("ddp")
+def under_torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Two processes of a module, on this machine alone."""
+    root = Path(__file__).parents[2]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -36,9 +38,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--nnodes=1"]
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-    command += ["-m", "tests.train.ddp_worker", str(out)]
+    command += ["-m", *arguments]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("ddp")
+    under_torchrun("tests.train.ddp_worker", str(out))
     return out
 
 
@@ -81,6 +90,17 @@ def test_a_run_of_two_processes_goes_on_on_one(place: Path, alone: tuple[Any, An
     _, result = run(place / "ended", resume=True, **OPTIONS)
     losses, wanted = ([record["loss"] for record in history] for history in (result.history, alone[1].history))
     assert losses == pytest.approx(wanted, rel=TOLERANCE)
+
+
+def test_the_command_trains_one_model_and_says_so_once(tmp_path: Path) -> None:
+    text, out = library(tmp_path / "text"), tmp_path / "run"
+    options = "--family gpt2 --vocab-size 300 --length 16 --batch-size 2 --accumulation 2 --steps 3".split()
+    done = under_torchrun("bowline", "train", "--data", str(text), "--out", str(out), *options)
+    assert [line.split()[0] for line in done.stdout.splitlines()].count("held-out") == 1
+    assert done.stdout.count("the model is in") == done.stdout.count("step 3/3") == 1
+    assert audit(out).clean
+    records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 3]
 
 
 def test_batches_that_cannot_be_shared_out_are_refused() -> None:

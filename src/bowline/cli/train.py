@@ -132,6 +132,7 @@ def train(
     with needs_torch("train"):
         from bowline.train.config import TrainConfig
         from bowline.train.log import shown
+        from bowline.train.processes import is_first
         from bowline.train.run import train as run
     stated = TrainConfig.read(config) if config is not None else {}
     wanted = TrainConfig.from_dict({**stated, **given}, str(config) if config is not None else "the options")
@@ -151,9 +152,11 @@ def train(
                 on_step=progress.step,
             )
     except KeyboardInterrupt as stopped:
-        typer.echo(printable(f"{stopped or 'stopped before the first step'}"), err=True)
+        if is_first():
+            typer.echo(printable(f"{stopped or 'stopped before the first step'}"), err=True)
         raise typer.Exit(130) from None
-    typer.echo("\n".join(_end(wanted.family, outcome)))
+    if is_first():
+        typer.echo("\n".join(_end(wanted.family, outcome)))
 
 
 def printable_lines(lines: list[str]) -> str:

@@ -12,7 +12,12 @@ from torch import distributed
 
 from bowline.errors import UsageError
 
-__all__ = ["Processes", "joined"]
+__all__ = ["Processes", "is_first", "joined"]
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes, and speaks to a person: the only one, or number 0 of its group."""
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 
 class Processes:
