@@ -10,36 +10,25 @@ from typing import Any
 import pytest
 import torch
 
-from bowline.models import (
-    BertConfig,
-    BertForPreTraining,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LSTMConfig,
-    LSTMLMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from bowline.models import BertForPreTraining, GPT2LMHeadModel, LSTMLMHeadModel, T5ForConditionalGeneration
 from bowline.nn import init_weights
 from bowline.recipes import Role, constant, usual
+from tests.models.sizes import configs
 
-BERT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
-MODELS: dict[str, tuple[type[Any], Any]] = {
-    "bert": (BertForPreTraining, BertConfig(vocab_size=300, **BERT)),  # type: ignore[arg-type]
-    "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=300, n_embd=64, n_layer=3, n_head=2, n_positions=32)),
-    "t5": (
-        T5ForConditionalGeneration,
-        T5Config(vocab_size=300, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=2),
-    ),
-    "lstm": (LSTMLMHeadModel, LSTMConfig(vocab_size=300, hidden_size=64, embedding_size=48)),
+CLASSES: dict[str, type[Any]] = {
+    "bert": BertForPreTraining,
+    "gpt2": GPT2LMHeadModel,
+    "t5": T5ForConditionalGeneration,
+    "lstm": LSTMLMHeadModel,
 }
+CONFIGS = configs(300, 64, 2)
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", CLASSES)
 @pytest.mark.parametrize("tied", [True, False])
 def test_each_tensor_has_the_mean_and_std_that_the_recipe_gives_its_role(family: str, tied: bool) -> None:
     """Within five standard errors each: of 300 tensors one is further off by chance in 6000 runs."""
-    cls, config = MODELS[family]
+    cls, config = CLASSES[family], CONFIGS[family]
     torch.manual_seed(0)
     model = cls(config.updated(tie_word_embeddings=tied))
     recipe = usual(family)

@@ -10,27 +10,22 @@ import torch
 
 from bowline.errors import ConfigError
 from bowline.models import (
-    BertConfig,
     BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
-    LSTMConfig,
     LSTMLMHeadModel,
-    T5Config,
     T5ForConditionalGeneration,
     load,
 )
+from tests.models.sizes import configs
 
-BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-CASES: dict[str, tuple[type[Any], Any]] = {
-    "bert": (BertForMaskedLM, BertConfig(vocab_size=11, **BERT)),  # type: ignore[arg-type]
-    "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2, n_positions=16)),
-    "t5": (
-        T5ForConditionalGeneration,
-        T5Config(vocab_size=11, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2),
-    ),
-    "lstm": (LSTMLMHeadModel, LSTMConfig(vocab_size=11, hidden_size=8, num_layers=1)),
+CLASSES: dict[str, type[Any]] = {
+    "bert": BertForMaskedLM,
+    "gpt2": GPT2LMHeadModel,
+    "t5": T5ForConditionalGeneration,
+    "lstm": LSTMLMHeadModel,
 }
+CONFIGS = configs(11, 8, 1)
 IDS = torch.tensor([[2, 5, 7, 3]])
 
 
@@ -38,9 +33,9 @@ def run(model: Any, **inputs: Any) -> Any:
     return model(IDS, labels=IDS, **inputs)
 
 
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize("family", CLASSES)
 def test_a_scaled_lookup_is_a_lookup_in_a_scaled_table(family: str) -> None:
-    cls, config = CASES[family]
+    cls, config = CLASSES[family], CONFIGS[family]
     torch.manual_seed(0)
     plain = cls(config.updated(tie_word_embeddings=False)).eval()
     scaled = cls(config.updated(tie_word_embeddings=False, embed_scale=3.0)).eval()
@@ -50,9 +45,9 @@ def test_a_scaled_lookup_is_a_lookup_in_a_scaled_table(family: str) -> None:
     torch.testing.assert_close(run(scaled).logits, run(plain).logits)
 
 
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize("family", CLASSES)
 def test_a_logit_scale_multiplies_the_logits_and_the_loss_is_of_those(family: str) -> None:
-    cls, config = CASES[family]
+    cls, config = CLASSES[family], CONFIGS[family]
     torch.manual_seed(0)
     plain = cls(config).eval()
     scaled = cls(config.updated(logit_scale=0.25)).eval()
@@ -64,9 +59,9 @@ def test_a_logit_scale_multiplies_the_logits_and_the_loss_is_of_those(family: st
     torch.testing.assert_close(run(scaled).loss, expected)
 
 
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize("family", CLASSES)
 def test_the_file_keeps_them_and_states_them_only_where_they_do_something(family: str, tmp_path: Path) -> None:
-    cls, config = CASES[family]
+    cls, config = CLASSES[family], CONFIGS[family]
     cls(config.updated(embed_scale=2.5, logit_scale=0.5)).save_pretrained(tmp_path)
     again = load(tmp_path)
     assert (again.config.embed_scale, again.config.logit_scale) == (2.5, 0.5)

@@ -22,6 +22,8 @@ from tools.tiny import build, candidate_names, load_class, tiny_config
 from bowline import TieState
 from bowline.nn import check_ties, declared_ties, find_ties
 
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
+
 SAMPLE = [
     "AfmoeForCausalLM",
     "AriaForConditionalGeneration",
@@ -126,12 +128,6 @@ SAMPLE = [
 Knots = set[frozenset[str]]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quiet() -> None:
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-
-
 def knots(pairs: Iterable[tuple[str, str]]) -> Knots:
     """The connected sets of names."""
     found: list[set[str]] = []
@@ -173,7 +169,6 @@ def disagreements(model: Any) -> list[str]:
     ]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("flag", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("name", SAMPLE)
 def test_what_is_declared_and_shared_is_what_transformers_says(name: str, flag: bool) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-import torch
-import transformers
 from tools.sweep import LOADER, STATES, run_class, tied_classes
+
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
 
 CLASSES = [
     "AlbertForMaskedLM",
@@ -69,14 +69,6 @@ CLASSES = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quiet() -> None:
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    torch.set_num_threads(1)
-
-
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_predicted_fate_is_the_actual_one(name: str, tmp_path: Path) -> None:
     result = run_class(name, tmp_path)

@@ -29,6 +29,8 @@ from bowline.families.table import load_table
 from bowline.nn.vocabulary.find import find_vocabulary
 from bowline.nn.vocabulary.resize import VocabChange, resize_vocab
 
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
+
 LOADER = f"transformers-{transformers.__version__.split('.')[0]}"
 FLAG = "tie_word_embeddings"
 LARGEST = 50_000_000
@@ -283,21 +285,12 @@ CLASSES = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quiet() -> None:
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    torch.set_num_threads(1)
-
-
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CLASSES)
 def test_old_tokens_say_what_they_said_and_the_save_loads(name: str, tmp_path: Path) -> None:
     for tied in (True, False) if has_ties(name) else (None,):
         assert run(name, tied, tmp_path / str(tied))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_trained_head_beside_a_true_flag_is_kept_where_transformers_loses_it() -> None:
     def diverged() -> Any:
         model = build(load_class("GPT2LMHeadModel"))
@@ -313,7 +306,6 @@ def test_a_trained_head_beside_a_true_flag_is_kept_where_transformers_loses_it()
     assert torch.equal(ours.transformer.wte.weight[:VOCABULARY], diverged().transformer.wte.weight)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_rows_past_the_vocabulary_stay_past_it_and_the_config_follows() -> None:
     config = configured(load_class("MllamaForCausalLM"), None)
     config.image_token_index = VOCABULARY  # as the released models have it: the first of eight rows past the words
@@ -326,7 +318,6 @@ def test_rows_past_the_vocabulary_stay_past_it_and_the_config_follows() -> None:
     assert model.config.image_token_index == int(change.remap[VOCABULARY]) == VOCABULARY + 7
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_every_config_level_that_counts_these_tokens_follows_and_no_other() -> None:
     t5, llava = (build(load_class(f"{family}ForConditionalGeneration")) for family in ("T5", "Llava"))
     resize_vocab(t5, VOCABULARY + 7)
@@ -340,7 +331,6 @@ def test_every_config_level_that_counts_these_tokens_follows_and_no_other() -> N
     assert blip.qformer.embeddings.word_embeddings.num_embeddings == VOCABULARY
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_special_ids_move_with_their_tokens_in_both_configs() -> None:
     model = build(load_class("BartForConditionalGeneration"))
     model.generation_config.eos_token_id = [2, 5]
@@ -350,7 +340,6 @@ def test_special_ids_move_with_their_tokens_in_both_configs() -> None:
     assert model.model.shared.padding_idx == model.model.decoder.padding_idx == 0
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_model_that_hashes_token_ids_does_not_let_them_move() -> None:
     model = build(load_class("BltForCausalLM"))
     with pytest.raises(UsageError, match="hashes token ids"):
@@ -360,7 +349,6 @@ def test_a_model_that_hashes_token_ids_does_not_let_them_move() -> None:
     assert {"model.patcher.embed_tokens.weight", "model.patcher.lm_head.weight"} <= set(change.tensors)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_two_vocabularies_in_one_model_are_refused_until_one_is_named() -> None:
     model = build(load_class("CsmForConditionalGeneration"))
     with pytest.raises(TieError, match=r"several vocabularies.*embed_text_tokens\.weight"):
@@ -370,7 +358,6 @@ def test_two_vocabularies_in_one_model_are_refused_until_one_is_named() -> None:
     assert (model.config.text_vocab_size, model.config.vocab_size) == (VOCABULARY + 7, VOCABULARY)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_module_around_a_transformers_model_is_resized_through_it() -> None:
     inner = build(load_class("BertModel"))
     wrapper = torch.nn.ModuleDict({"bert": inner, "head": torch.nn.Linear(32, VOCABULARY)})
@@ -380,7 +367,6 @@ def test_a_module_around_a_transformers_model_is_resized_through_it() -> None:
     assert inner.config.vocab_size == VOCABULARY + 7
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_adapters_elsewhere_do_not_matter_and_one_on_the_table_is_refused() -> None:
     peft = pytest.importorskip("peft")
     elsewhere = peft.get_peft_model(build(load_class("GPT2LMHeadModel")), peft.LoraConfig(target_modules=["c_attn"]))
@@ -391,7 +377,6 @@ def test_adapters_elsewhere_do_not_matter_and_one_on_the_table_is_refused() -> N
         resize_vocab(on_it, VOCABULARY + 7)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_an_untied_encoder_decoder_of_two_models_is_refused_and_its_decoder_is_not() -> None:
     encoder, decoder = build(load_class("BertModel")), build(load_class("GPT2LMHeadModel"))
     pair: Any = transformers.EncoderDecoderModel(encoder=encoder, decoder=decoder)

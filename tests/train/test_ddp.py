@@ -94,8 +94,8 @@ def test_a_run_of_two_processes_goes_on_on_one(place: Path, alone: tuple[Any, An
 
 def test_the_command_trains_one_model_and_says_so_once(tmp_path: Path) -> None:
     text, out = library(tmp_path / "text"), tmp_path / "run"
-    options = "--family gpt2 --vocab-size 300 --length 16 --batch-size 2 --accumulation 2 --steps 3".split()
-    done = under_torchrun("bowline", "train", "--data", str(text), "--out", str(out), *options)
+    small = ["--vocab-size", "300", "--length", "16", "--batch-size", "2", "--accumulation", "2", "--steps", "3"]
+    done = under_torchrun("bowline", "train", "--family", "gpt2", "--data", str(text), "--out", str(out), *small)
     assert [line.split()[0] for line in done.stdout.splitlines()].count("held-out") == 1
     assert done.stdout.count("the model is in") == done.stdout.count("step 3/3") == 1
     assert audit(out).clean

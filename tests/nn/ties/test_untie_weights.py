@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +15,8 @@ from bowline import Tie, TieState
 from bowline.errors import TieError, UsageError
 from bowline.nn import check_ties, declared_ties, find_ties, tie_weights, untie_weights
 from tests.nn.models import HEAD, BertLike, EncoderDecoder, Flagged, TinyLM, backward, flag_levels, tied
+
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
 
 IDS = torch.tensor([[1, 2, 3, 9], [4, 1, 0, 5]])
 
@@ -301,16 +303,6 @@ SCALED = ("T5ForConditionalGeneration", "SwitchTransformersForConditionalGenerat
 """Here untying also takes the factor d_model^-1/2 from the model and gives it to the head."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    transformers = pytest.importorskip("transformers")
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    yield
-    transformers.logging.set_verbosity(before)
-
-
 def tiny(name: str) -> Any:
     """A tiny random model of the class, its flag true at every level."""
 
@@ -329,7 +321,6 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "heads"), HEADS.items(), ids=list(HEADS))
 def test_a_transformers_model_computes_the_same_bits_untied_and_tied_again(name: str, heads: set[str]) -> None:
     model = tiny(name)
@@ -343,7 +334,6 @@ def test_a_transformers_model_computes_the_same_bits_untied_and_tied_again(name:
     assert torch.equal(logits(model), before)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SCALED)
 def test_where_the_model_scales_the_output_the_head_takes_the_factor_upon_itself(name: str) -> None:
     model = tiny(name)
@@ -354,7 +344,6 @@ def test_where_the_model_scales_the_output_the_head_takes_the_factor_upon_itself
     torch.testing.assert_close(logits(model), before, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SCALED)
 def test_the_head_of_such_a_model_that_stays_tied_is_not_rescaled(name: str) -> None:
     """Its matrix is the table's too. Where nothing but the flag scales, and the flag must go, it is refused."""
@@ -371,7 +360,6 @@ def test_the_head_of_such_a_model_that_stays_tied_is_not_rescaled(name: str) -> 
     assert torch.equal(logits(model), before)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_where_the_flag_is_false_already_it_scales_nothing() -> None:
     """Tied by hand under a false flag: the model does not scale, so neither does the copy."""
     model = tiny("SwitchTransformersForConditionalGeneration")
@@ -381,7 +369,6 @@ def test_where_the_flag_is_false_already_it_scales_nothing() -> None:
     assert torch.equal(logits(model), before)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name",
     ["GPT2LMHeadModel", "T5ForConditionalGeneration", "UMT5ForConditionalGeneration", "UdopForConditionalGeneration"],
