@@ -12,8 +12,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from bowline.errors import TrainingError, UsageError
+from bowline.nn import wide_products
+from bowline.nn.loss import fastest
 from bowline.train import Trainer, TrainerSettings
 from bowline.train.schedule import learning_rate_at
+from tests.nn.multiplied import Multiplied
 from tests.train.runs import SIZE, Counting, run, same, settings, tiny, without_times
 
 STILL: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -73,6 +76,18 @@ def test_bf16_is_near_float32_and_leaves_the_weights_in_float32() -> None:
     assert narrow[0].dtype == torch.float32
     assert narrow[1].loss == pytest.approx(wide[1].loss, rel=0.02)
     assert narrow[1].loss != wide[1].loss
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_bf16_is_multiplied_in_float32_where_the_processor_has_no_bf16(
+    emulated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward, backward and evaluation; the loss's own products choose for themselves, and so are left to float32."""
+    for module in (wide_products, fastest):
+        monkeypatch.setattr(module, "emulated", lambda _: emulated)
+    with Multiplied() as seen:
+        run(bf16=True, steps=2)
+    assert (torch.bfloat16 in seen.dtypes) is not emulated
 
 
 def test_batches_of_one_step_count_by_their_labels() -> None:

@@ -26,6 +26,7 @@ from bowline.errors import CheckpointError, UsageError
 from bowline.nn.gradient_split import GradientSplit
 from bowline.nn.slots import expect_module
 from bowline.nn.ties.untying import untie_weights
+from bowline.nn.wide_products import wide_products
 from bowline.train.batches import Batch, Batches, count_labels, count_tokens, loss_of, mixed_seed
 from bowline.train.checkpoints import Checkpoints, Saved, newest, steps_in
 from bowline.train.interrupt import Interrupt
@@ -153,7 +154,7 @@ class Trainer:
         losses = []
         # A gradient of several processes is split by none of them, and a compiled model runs no hooks that come and go.
         split = self._is_logged(self.step + 1) and not (self.processes.together or settings.compile)
-        with split_of_gradient(self.model, split) as meter:
+        with split_of_gradient(self.model, split) as meter, self._products():
             for at, (micro, batch) in enumerate(mine):
                 share = count_labels(batch) / labelled if labelled else 1 / settings.accumulation
                 self._seed(micro)
@@ -285,6 +286,11 @@ class Trainer:
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.settings.bf16 else nullcontext()
 
+    def _products(self) -> AbstractContextManager[Any]:
+        """For forward and backward passes: on a processor without bf16 in float32. A compiled model has its own."""
+        wide = self.settings.bf16 and not self.settings.compile
+        return wide_products(torch.bfloat16, self.device) if wide else nullcontext()
+
     def _without_sync(self) -> AbstractContextManager[Any]:
         return self._running.no_sync() if self.processes.together else nullcontext()
 
@@ -347,7 +353,7 @@ class Trainer:
             if at % self.processes.count != self.processes.rank:
                 continue
             labels = count_labels(batch)
-            with self._precision():
+            with self._precision(), self._products():
                 loss = loss_of(self._compiled(**self._moved(batch)))
             total, count = total + float(loss) * labels, count + labels
         self.model.train()

@@ -90,6 +90,6 @@ def test_small_products_are_not_worth_a_measurement() -> None:
 def test_half_precision_is_widened_where_the_processor_has_no_such_products(
     emulated: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fastest, "_emulated", lambda _: emulated)
+    monkeypatch.setattr(fastest, "emulated", lambda _: emulated)
     found = fastest.products_for(torch.zeros(2, 4).bfloat16(), torch.zeros(9, 4).bfloat16(), Resources())
     assert found == Products(logits=expected, of_hidden=expected, of_weight=expected)

@@ -8,17 +8,17 @@ slow down every step of the process.
 from __future__ import annotations
 
 import logging
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 
 from bowline.nn.loss.products import Products
 from bowline.nn.loss.resources import Resources
+from bowline.nn.wide_products import emulated
 
 __all__ = ["clearly_faster", "in_turns", "products_for"]
 
@@ -34,7 +34,7 @@ ROLES = ("logits", "of_hidden", "of_weight")
 def products_for(hidden: torch.Tensor, weight: torch.Tensor, allowed: Resources) -> Products:
     """What to multiply hidden (N, D) and weight (V, D) with."""
     work = hidden.shape[0] * weight.numel()
-    if weight.device.type == "cpu" and weight.dtype.itemsize == 2 and _emulated(weight.dtype):
+    if weight.device.type == "cpu" and weight.dtype.itemsize == 2 and emulated(weight.dtype):
         return Products(logits="float32", of_hidden="float32", of_weight="float32")
     if weight.device.type != "cpu" or work < WORTH_TIMING or weight.dtype == torch.float64:
         return Products()
@@ -42,18 +42,6 @@ def products_for(hidden: torch.Tensor, weight: torch.Tensor, allowed: Resources)
     if allowed.onednn:
         return fastest
     return Products(**{role: "mm" if name == "onednn" else name for role, name in asdict(fastest).items()})
-
-
-@cache
-def _emulated(dtype: torch.dtype) -> bool:
-    """Whether this processor has no products of that dtype: `torch.mm` then widens both factors whole, in scratch."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    names: tuple[str, ...] = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    if dtype == torch.float16:
-        names = ("_is_amx_fp16_supported",)
-    asks = [getattr(torch.cpu, name, None) for name in names]
-    return all(ask is not None and not ask() for ask in asks)
 
 
 @lru_cache(maxsize=8)
