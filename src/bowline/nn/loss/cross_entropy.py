@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from bowline.nn.loss.peers import PEERS, peer_loss
 from bowline.nn.loss.reference import position_weights, reduced, reference_losses
 from bowline.nn.loss.resources import current
 from bowline.nn.loss.torchs import torch_losses
+from bowline.nn.wide_products import emulated
 
 __all__ = ["linear_cross_entropy"]
 
@@ -91,37 +93,43 @@ def linear_cross_entropy(
     total = reduction != "none" and not return_lse
     name = pick(hidden, weight, total, return_logits, backend)
     ends = hidden, weight, bias
-    if name not in ("reference", "torch"):  # which are functions that autocast knows
-        ends = _cast(hidden), _cast(weight), None if bias is None else _cast(bias)
-    if name in PEERS:
-        also = {"class_weight": class_weight is not None, "return_lse": return_lse, "return_logits": return_logits}
-        return peer_loss(name, *ends, labels, options, reduction, also)
-    wide = torch.promote_types(ends[0].dtype, torch.float32)
-    weights = position_weights(labels, ignore_index, class_weight, wide, reduction)
-    if name == "chunked" and total:
-        return chunked_total(*ends, labels, weights, options, current())
-    lse = logits = None
-    if name == "chunked":
-        losses, lse = chunked_losses(*ends, labels, options, current())
-    elif name == "logits":
-        losses, lse, logits = kept_losses(*ends, labels, options)
-    elif name == "torch":
-        if return_lse or return_logits:
-            raise UsageError("backend='torch' returns the loss alone: no lse, no logits", help='backend="auto"')
-        losses = torch_losses(*ends, labels, options)
-    else:
-        logits = linear_logits(
-            hidden, weight, bias=bias, logit_scale=logit_scale, softcap=softcap, mask_ids=options.mask_ids
-        )
-        losses, lse = reference_losses(logits, labels, options)
-    loss = reduced(losses, weights, reduction)
+    dtype = (
+        None if name in ("reference", "torch") else _autocast_dtype(hidden, weight, name)
+    )  # those two autocast knows
+    if dtype is not None:
+        ends = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    with nullcontext() if dtype is None else torch.autocast(weight.device.type, enabled=False):
+        if name in PEERS:
+            also = {"class_weight": class_weight is not None, "return_lse": return_lse, "return_logits": return_logits}
+            return peer_loss(name, *ends, labels, options, reduction, also)
+        wide = torch.promote_types(ends[0].dtype, torch.float32)
+        weights = position_weights(labels, ignore_index, class_weight, wide, reduction)
+        if name == "chunked" and total:
+            return chunked_total(*ends, labels, weights, options, current())
+        lse = logits = None
+        if name == "chunked":
+            losses, lse = chunked_losses(*ends, labels, options, current())
+        elif name == "logits":
+            losses, lse, logits = kept_losses(*ends, labels, options)
+        elif name == "torch":
+            if return_lse or return_logits:
+                raise UsageError("backend='torch' returns the loss alone: no lse, no logits", help='backend="auto"')
+            losses = torch_losses(*ends, labels, options)
+        else:
+            logits = linear_logits(
+                hidden, weight, bias=bias, logit_scale=logit_scale, softcap=softcap, mask_ids=options.mask_ids
+            )
+            losses, lse = reference_losses(logits, labels, options)
+        loss = reduced(losses, weights, reduction)
     asked = (*((lse,) if return_lse else ()), *((logits,) if return_logits else ()))
     return (loss, *asked) if asked else loss
 
 
-def _cast(tensor: torch.Tensor) -> torch.Tensor:
-    """As autocast would before a product."""
-    kind = tensor.device.type
-    if torch.is_autocast_enabled(kind) and tensor.dtype != torch.float64:
-        return tensor.to(torch.get_autocast_dtype(kind))
-    return tensor
+def _autocast_dtype(hidden: torch.Tensor, weight: torch.Tensor, backend: str) -> torch.dtype | None:
+    """What autocast would multiply in, if it is on; float32 where only casts, and no products, would be gained."""
+    kind = weight.device.type
+    if not torch.is_autocast_enabled(kind) or torch.float64 in (hidden.dtype, weight.dtype):
+        return None
+    dtype = torch.get_autocast_dtype(kind)
+    wide = backend == "chunked" and kind == "cpu" and weight.dtype == torch.float32 and emulated(dtype)
+    return torch.float32 if wide else dtype
