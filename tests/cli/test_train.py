@@ -118,6 +118,17 @@ def test_what_was_stopped_says_where_it_can_go_on(
     assert "ended by Ctrl-C after step 1" in result.stderr
 
 
+def test_what_was_stopped_at_once_says_so_too(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bowline.train.log import Shown
+
+    def stop(self: Shown, step: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Shown, "step", stop)
+    result = run("--config", config, "--out", tmp_path / "out", exit_code=130)
+    assert result.stderr.splitlines()[-1].startswith("stopped; --resume goes on")
+
+
 def test_the_command_knows_the_families() -> None:
     assert [one.value for one in Family] == list(FAMILIES)
     assert set(TRY) == set(FAMILIES)

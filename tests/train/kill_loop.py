@@ -66,12 +66,12 @@ def equal(one: Path, other: Path) -> bool:
 
 def whole(out: Path) -> list[int]:
     """The checkpoints that are there, each of which can be read."""
-    from bowline.train.checkpoints import MODEL, Saved, _read, steps_in
+    from bowline.train.checkpoints import MODEL, Saved, steps_in
 
     found = steps_in(out / "checkpoints")
     for step in found:
         directory = out / "checkpoints" / f"step-{step:08d}"
-        assert Saved(directory).step == step and _read(directory / MODEL)
+        assert Saved(directory).step == step and Saved(directory).tensors(MODEL)
     return found
 
 

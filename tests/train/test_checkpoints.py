@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,7 @@ from bowline.checkpoint import durable
 from bowline.errors import CheckpointError, UsageError
 from bowline.train import Trainer, checkpoints
 from bowline.train.checkpoints import Checkpoints, newest, steps_in
-from tests.train.runs import Counting, run, same, settings, tiny
+from tests.train.runs import Counting, run, same, settings, state, tiny
 
 
 def names(out: Path) -> list[str]:
@@ -141,9 +143,37 @@ def test_another_models_checkpoint_is_refused_and_the_tensors_are_named(tmp_path
 
 def test_a_damaged_checkpoint_is_named_with_the_way_to_the_one_before(tmp_path: Path) -> None:
     run(tmp_path)
-    (tmp_path / "checkpoints" / "step-00000024" / "state.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"state\.json"):
-        newest(tmp_path / "checkpoints")
-    (tmp_path / "checkpoints" / "step-00000024" / "state.json").write_text("[1]")
-    with pytest.raises(CheckpointError, match=r"expected an object with a step \(help: remove .*step-00000024"):
-        newest(tmp_path / "checkpoints")
+    last = tmp_path / "checkpoints" / "step-00000024"
+    for content in ("{", "[1]", '{"step": 24}'):
+        (last / "state.json").write_text(content)
+        with pytest.raises(CheckpointError, match=r"step-00000024: is damaged: .*state\.json.*help: remove it to go"):
+            newest(tmp_path / "checkpoints")
+    shutil.rmtree(last)
+    assert newest(tmp_path / "checkpoints").step == 20  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("left", [None, 0, 100])
+def test_half_a_file_or_none_of_the_newest_checkpoint_is_named_too(name: str, left: int | None, tmp_path: Path) -> None:
+    run(tmp_path)
+    damaged = tmp_path / "checkpoints" / "step-00000024" / name
+    content = damaged.read_bytes()
+    damaged.unlink()
+    if left is not None:
+        damaged.write_bytes(content[:left])
+    model = tiny()
+    before = state(model)
+    with pytest.raises(CheckpointError, match=r"step-00000024: is damaged: .*\(help: remove it to go on from the one"):
+        Trainer(model, Counting(), settings(), out=tmp_path, resume=True).train()
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+def test_a_run_that_is_ended_before_its_first_step_goes_on_from_there(tmp_path: Path) -> None:
+    class Ended(Counting):
+        def at(self, step: int, micro: int = 0) -> dict[str, torch.Tensor]:
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().at(step, micro)
+
+    with pytest.raises(KeyboardInterrupt, match="ended by Ctrl-C after step 0: the checkpoint of step 0 is whole"):
+        Trainer(tiny(), Ended(), settings(), out=tmp_path).train()
+    assert run(tmp_path, resume=True)[1].loss == run()[1].loss

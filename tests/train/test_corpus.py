@@ -83,6 +83,28 @@ def test_few_files_are_cut_at_blank_lines_and_many_are_whole(tmp_path: Path) -> 
     assert next(iter(find_text(tmp_path))) == text
 
 
+def test_files_that_are_no_text_do_not_count_as_many(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(["knot " * 50] * 200))
+    for at in range(25):
+        (tmp_path / f"{at}.png").write_bytes(b"\x89PNG\0")
+    survey = find_text(tmp_path).survey
+    assert survey.documents > 1
+    assert (survey.files, survey.skipped_files) == (1, 25)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_is_an_error_of_ours(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        find_text(name)
+
+
+def test_what_is_below_the_directory_of_the_run_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for path in (tmp_path / "a.txt", tmp_path / "run" / "b.txt"):
+        path.write_text("knot\n")
+    assert [path.name for path in find_text(tmp_path, without=tmp_path / "run").files] == ["a.txt"]
+
+
 @given(st.lists(st.sampled_from(["\n", "\n\n", "a" * 5000, "b c\n" * 900]), max_size=20).map("".join))
 def test_the_pieces_of_a_text_are_the_text(text: str) -> None:
     assert "".join(_pieces(text)) == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from bowline.models import (
     T5ForConditionalGeneration,
 )
 from bowline.train import Trainer
-from bowline.train.optimizer import adamw, decay_groups
+from bowline.train.optimizer import adamw, decay_groups, untie
 from tests.train.runs import Counting, settings, tiny
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -129,3 +130,35 @@ def test_the_embedding_has_a_group_of_its_own_where_its_rate_is_another() -> Non
 def test_a_rate_of_the_embedding_needs_a_model_that_says_which_that_is() -> None:
     with pytest.raises(UsageError, match="Linear does not say which its embedding is"):
         decay_groups(nn.Linear(3, 2), embedding_rate=2.0)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_head_that_is_untied_takes_the_steps_that_the_table_would_have_taken(family: str) -> None:
+    """Of a T5 it becomes the table times d^-1/2: its gradient, its moments, its rate and its decay follow from that."""
+    torch.manual_seed(0)
+    chosen = settings(embedding_rate=12**0.5)
+    model = MODELS[family]()
+    optimizer = adamw(decay_groups(model, chosen.embedding_rate), chosen)
+    table = model.get_input_embeddings().weight
+
+    def step(optimizer: Any, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = chosen.learning_rate * group["rate"]
+        optimizer.zero_grad()
+        parameter.grad = gradient
+        optimizer.step()
+
+    for _ in range(3):
+        step(optimizer, table, torch.randn_like(table))
+    other, its_optimizer = copy.deepcopy((model, optimizer))
+    untie(other, its_optimizer)
+    head = other.get_output_embeddings().weight
+    assert head is not other.get_input_embeddings().weight
+    scale = 12**-0.5 if family == "t5" else 1.0
+    for _ in range(3):
+        gradient = torch.randn_like(table)
+        step(optimizer, table, gradient.clone())
+        step(its_optimizer, head, gradient / scale)
+    torch.testing.assert_close(head, table * scale, rtol=1e-5, atol=1e-6)
+    held = [id(parameter) for group in its_optimizer.param_groups for parameter in group["params"]]
+    assert sorted(held) == sorted({id(parameter) for parameter in other.parameters()})

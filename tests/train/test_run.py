@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +25,7 @@ from bowline.train.build import batches_for, model_for
 from bowline.train.config import TrainConfig
 from bowline.train.presets import NO_DROPOUT
 from bowline.train.run import Outcome, Plan, Text, prepare, train
+from bowline.train.tokenizers import TextTokenizer
 from tests.train.texts import library
 
 TINY: dict[str, dict[str, Any]] = {
@@ -193,6 +197,56 @@ def test_a_run_that_failed_before_its_first_checkpoint_can_be_begun_anew(data: s
     assert train(tiny("gpt2", data), out).result.step == 6
 
 
+def test_a_model_that_was_trained_is_not_overwritten_where_its_checkpoints_are_gone(data: str, tmp_path: Path) -> None:
+    out, config = tmp_path / "out", tiny("gpt2", data)
+    train(config, out)
+    shutil.rmtree(out / "checkpoints")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for resume in (False, True):
+        with pytest.raises(UsageError, match=r"holds a model that was trained, and no checkpoint .*--init-from"):
+            train(tiny("gpt2", data, seed=5), out, resume=resume)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_second_run_in_the_directory_of_one_that_has_no_checkpoint_yet_changes_nothing(
+    resume: bool, data: str, tmp_path: Path
+) -> None:
+    out, seen = tmp_path / "out", []
+
+    def another(step: int) -> None:
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        with pytest.raises(UsageError, match="another process is training there"):
+            train(tiny("gpt2", data, seed=9, vocab_size=300), out, resume=resume)
+        seen.append({path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before)
+
+    train(tiny("gpt2", data, steps=2, save_every=100), out, on_step=another)
+    assert seen == [True, True]
+
+
+def test_what_a_run_writes_is_none_of_its_text(data: str, tmp_path: Path) -> None:
+    text = library(tmp_path / "text")
+    config, out = tiny("gpt2", str(text)), text / "run"
+    stopped(config, out, 5)
+    inside, outside = train(config, out, resume=True), train(tiny("gpt2", data), tmp_path / "elsewhere")
+    assert inside.result.loss == outside.result.loss
+
+
+def test_a_disk_without_room_for_the_model_leaves_the_checkpoint_that_has_it(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: TextTokenizer, directory: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory / "tokenizer.json"))
+
+    out, save = tmp_path / "out", TextTokenizer.save
+    monkeypatch.setattr(TextTokenizer, "save", lambda self, at: full(self, at) if at == out else save(self, at))
+    with pytest.raises(CheckpointError, match=r"No space left on device.*step-00000006 is whole .*--resume"):
+        train(tiny("gpt2", data), out)
+    monkeypatch.undo()
+    assert train(tiny("gpt2", data), out, resume=True).result.step == 6
+    assert (out / "model.safetensors").exists()
+
+
 def test_resuming_where_nothing_is_begins(data: str, tmp_path: Path) -> None:
     assert train(tiny("gpt2", data), tmp_path / "new", resume=True).result.step == 6
 
@@ -342,6 +396,18 @@ def test_a_checkpoint_that_is_not_there_is_an_error(data: str, tmp_path: Path) -
     config = tiny("gpt2", data, init_from=str(tmp_path / "nowhere"), model={}, vocab_size=None)
     with pytest.raises((CheckpointError, UsageError)):
         train(config, tmp_path / "out")
+
+
+def test_a_head_that_is_untied_already_cannot_be_untied_at_a_step(data: str, tmp_path: Path) -> None:
+    train(tiny("gpt2", data, tie=False), tmp_path / "untied")
+    options: dict[str, Any] = {"init_from": str(tmp_path / "untied"), "vocab_size": None, "model": {}}
+    with pytest.raises(UsageError, match=r"untie_at_step=3: the head of .* is a matrix of its own already"):
+        train(tiny("gpt2", data, untie_at_step=3, **options), tmp_path / "again")
+
+
+def test_where_nothing_can_be_computed_is_no_device(data: str, texts: dict[str, Text]) -> None:
+    with pytest.raises(UsageError, match="device 'meta': holds no numbers"):
+        model_for(tiny("gpt2", data, device="meta"), texts["gpt2"].tokenizer, texts["gpt2"].packed)
 
 
 def test_a_key_that_the_model_does_not_have_is_an_error(data: str, texts: dict[str, Text]) -> None:

@@ -57,6 +57,7 @@ def test_the_warm_up_is_a_tenth_of_the_run_and_at_most_a_hundred_steps_unless_it
         ({"steps": True}, "steps=True: expected a whole number"),
         ({"steps": 1, "learning_rate": 0}, "learning_rate=0: expected a number above 0"),
         ({"steps": 1, "learning_rate": math.nan}, "learning_rate=nan: expected a number above 0"),
+        ({"steps": 1, "learning_rate": 10**400}, "learning_rate=1000.*: expected a number above 0"),
         ({"steps": 1, "min_learning_rate": 1.5}, "min_learning_rate=1.5: expected a number from 0 to 1"),
         ({"steps": 1, "betas": (0.9, 1.0)}, "betas=.*: expected two numbers from 0, below 1"),
         ({"steps": 1, "clip": -1}, "clip=-1: expected a number from 0"),

@@ -37,6 +37,13 @@ def test_the_same_text_gives_the_same_tokenizer(
         assert train_tokenizer(family, documents, 600).files == made[family].files
 
 
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_letters_that_are_no_pieces_of_their_own_are_not_numbered_by_chance(family: str) -> None:
+    text = "".join(path.read_text() for path in sorted(Path(__file__).parents[2].glob("docs/*.md")))
+    documents = [text[at : at + 5000] for at in range(0, len(text), 5000)]
+    assert len({train_tokenizer(family, documents, 300).files["tokenizer.json"] for _ in range(4)}) == 1
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_has_as_many_tokens_as_were_asked_for(family: str, made: dict[str, TextTokenizer]) -> None:
     assert len(made[family]) == 600

@@ -56,6 +56,7 @@ class RandomTokens(StrEnum):
     ORDINARY = "ordinary"
 
 
+STOPPED = "stopped; --resume goes on from the last checkpoint, if there is one"
 TRY = {
     "gpt2": 'bowline generate {} "def "',
     "lstm": 'bowline generate {} "def "',
@@ -153,7 +154,7 @@ def train(
             )
     except KeyboardInterrupt as stopped:
         if is_first():
-            typer.echo(printable(f"{stopped or 'stopped before the first step'}"), err=True)
+            typer.echo(printable(str(stopped) or STOPPED), err=True)
         raise typer.Exit(130) from None
     if is_first():
         typer.echo("\n".join(_end(wanted.family, outcome)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from bowline.errors import TieError, UsageError
 __all__ = ["copy_state", "drop", "expect", "expect_groups", "group_of", "held", "replace", "resize_state"]
 
 Group = dict[str, Any]
+POWERS = {"exp_avg": 1, "momentum_buffer": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "square_avg": 2, "sum": 2}
+"""Moments of the gradient by torch's names, and of which order each is."""
 
 
 def expect(optimizer: object) -> None:
@@ -64,8 +67,11 @@ def drop(optimizer: Optimizer, parameter: torch.Tensor) -> None:
     optimizer.state.pop(parameter, None)
 
 
-def copy_state(optimizer: Optimizer, source: torch.Tensor, new: torch.Tensor, name: str) -> None:
-    """`new`, called `name`, beside `source` in its group, with a copy of its state: what an untied head starts from."""
+def copy_state(optimizer: Optimizer, source: torch.Tensor, new: torch.Tensor, name: str, scale: float = 1.0) -> None:
+    """`new`, called `name`, beside `source` in its group, with a copy of its state: what an untied head starts from.
+
+    Where it is `scale` times the source, its gradient is 1 / `scale` times the source's, and so are the moments.
+    """
     group = group_of(optimizer, source)
     if group is None or group_of(optimizer, new) is not None:
         return
@@ -74,7 +80,7 @@ def copy_state(optimizer: Optimizer, source: torch.Tensor, new: torch.Tensor, na
         group["param_names"].append(name)
     if source in optimizer.state:
         optimizer.state[new] = {
-            key: value.clone() if isinstance(value, torch.Tensor) else value
+            key: value / scale ** POWERS[key] if key in POWERS else copy.deepcopy(value)
             for key, value in optimizer.state[source].items()
         }
 

@@ -15,6 +15,7 @@ from bowline.nn import tie_weights, untie_weights
 from bowline.nn.init import init_weights
 from bowline.train.config import TrainConfig
 from bowline.train.objectives import CausalBatches, MaskedBatches, SpanBatches
+from bowline.train.observe import tie_state
 from bowline.train.packed import Packed
 from bowline.train.tokenizers import TextTokenizer
 
@@ -34,14 +35,21 @@ def model_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -> 
 
     Raises:
         UsageError: a key of the model that its config does not have, a bias where the head has none, more tokens or
-            positions than a checkpoint has.
+            positions than a checkpoint has, a tie to be undone that is none.
         ConfigError: a value that means nothing, or a checkpoint of another family.
         TieError: `tie` for a checkpoint whose two ends differ.
     """
     device = checked_device(config.device)
+    if device.type == "meta":
+        raise UsageError("device 'meta': holds no numbers, and nothing can be trained there", help="cpu, cuda")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)
         model = _taken(config, tokenizer) if config.init_from is not None else _drawn(config, tokenizer)
+    if config.untie_at_step is not None and tie_state(model) == "untied":
+        raise UsageError(
+            f"untie_at_step={config.untie_at_step}: the head of {config.init_from} is a matrix of its own already",
+            help="leave --untie-at-step out, or tie it first: --tie",
+        )
     if begins_at_unigram(config, model):
         _begin_at_unigram(model, packed)
     return model.to(device)

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,9 +27,10 @@ from bowline.checkpoint.durable import cannot_write, create, fill
 from bowline.checkpoint.publish import publishing
 from bowline.checkpoint.stream import Payload, write_payloads
 from bowline.checkpoint.strict_json import loads
-from bowline.errors import CheckpointError, UsageError
+from bowline.errors import BowlineError, CheckpointError, UsageError
 from bowline.nn.state.dtypes import NAMES
 from bowline.nn.state.stored import stored_tensor
+from bowline.train.lock import locked
 
 __all__ = ["Checkpoints", "Saved", "newest", "steps_in"]
 
@@ -37,6 +38,8 @@ STEP = re.compile(r"step-(\d{8,})")
 LEFT = re.compile(r"\.step-\d{8,}\..*")
 """What a kill leaves: half of a new one, or half of an old one that was being removed."""
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+KEPT: dict[str, Any] = {"step": int, "settings": dict, "pending": list, "before": list}
+"""What a state has to have, of the loop's (`Trainer`), and of which type."""
 
 
 class Saved:
@@ -48,13 +51,11 @@ class Saved:
         try:
             state = loads(path.read_bytes(), str(path))
         except OSError as error:
-            raise CheckpointError(
-                f"{path}: cannot be read: {error.strerror or error}", help=f"remove {directory} to go on from another"
-            ) from error
-        if not isinstance(state, dict) or not isinstance(state.get("step"), int):
-            raise CheckpointError(
-                f"{path}: expected an object with a step", help=f"remove {directory} to go on from another"
-            )
+            raise self._damaged(f"{STATE} cannot be read: {error.strerror or error}") from error
+        except BowlineError as error:
+            raise self._damaged(error.message) from error
+        if not isinstance(state, dict) or any(not isinstance(state.get(name), kind) for name, kind in KEPT.items()):
+            raise self._damaged(f"{STATE}: expected an object with {', '.join(KEPT)}")
         self.state: dict[str, Any] = state
         self.step: int = state["step"]
 
@@ -64,8 +65,7 @@ class Saved:
         Raises:
             UsageError: it was not; the message names each.
         """
-        before = self.state.get("settings")
-        before = before if isinstance(before, dict) else {}
+        before = self.state["settings"]
         odd = [name for name in settings if name not in may_differ and before.get(name) != settings[name]]
         if odd:
             seen = "; ".join(f"{name} was {before.get(name)!r} and is {settings[name]!r}" for name in odd)
@@ -82,7 +82,7 @@ class Saved:
             CheckpointError: another model's, or files that cannot be read.
         """
         held = model_tensors(model)
-        stored = _read(self.directory / MODEL)
+        stored, moments = self.tensors(MODEL), self.tensors(OPTIMIZER)
         if stored.keys() != held.keys() or any(stored[name].shape != held[name].shape for name in held):
             odd = sorted(
                 name
@@ -98,12 +98,25 @@ class Saved:
             tensor.copy_(stored[name])
         named = {name: parameter for name, parameter in held.items() if isinstance(parameter, nn.Parameter)}
         optimizer.state.clear()
-        for name, tensor in _read(self.directory / OPTIMIZER).items():
+        for name, tensor in moments.items():
             parameter, _, key = name.rpartition(".")
             if parameter not in named:
                 raise CheckpointError(f"{self.directory / OPTIMIZER}: {name}: the model has no such parameter")
             own = named[parameter]
             optimizer.state[own][key] = tensor.clone().to(own.device)
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """What one of its two files holds."""
+        try:
+            with open_checkpoint(self.directory / name) as checkpoint:
+                return {name: stored_tensor(checkpoint, tensor) for name, tensor in checkpoint.tensors.items()}
+        except BowlineError as error:
+            raise self._damaged(error.message) from error
+
+    def _damaged(self, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.directory}: is damaged: {why}", help="remove it to go on from the one before, if there is one"
+        )
 
 
 class Checkpoints(Closing):
@@ -111,7 +124,7 @@ class Checkpoints(Closing):
 
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory, self.keep = directory, keep
-        self._lock: int | None = None
+        self._lock = ExitStack()
 
     def __enter__(self) -> Self:
         """Take the directory, and remove what a kill has left.
@@ -120,31 +133,14 @@ class Checkpoints(Closing):
             UsageError: another process has it.
             CheckpointError: it cannot be made.
         """
-        import fcntl  # not on Windows, where no more of this file works than its import
-
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise cannot_write(self.directory, error) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self.close()
-            raise UsageError(
-                f"{self.directory}: another process is training there", help="wait for it, or give another directory"
-            ) from error
-        except OSError:  # a file system without locks
-            pass
+        self._lock.enter_context(locked(self.directory))
         for left in self.directory.iterdir():
             if LEFT.fullmatch(left.name):
                 shutil.rmtree(left, ignore_errors=True)
         return self
 
     def close(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
     def save(self, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> Path:
         """Write the checkpoint of `state["step"]`, then remove the oldest beyond those that stay.
@@ -214,8 +210,3 @@ def _payload(name: str, tensor: torch.Tensor) -> Payload:
         return flat.view(torch.uint8).numpy() if flat.numel() else b""
 
     return Payload(name=name, dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)
-
-
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    with open_checkpoint(path) as checkpoint:
-        return {name: stored_tensor(checkpoint, tensor) for name, tensor in checkpoint.tensors.items()}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from bowline.errors import UsageError
@@ -81,12 +83,17 @@ class Corpus:
     def __init__(self, files: Sequence[Path], *, strict: bool = False) -> None:
         self.files = tuple(files)
         self.strict = strict
-        self.cut = len(self.files) < FEW
 
     def __iter__(self) -> Iterator[str]:
         for path in self.files:
             text, _ = self._text(path)
             yield from self._documents(text)
+
+    @cached_property
+    def cut(self) -> bool:
+        """Whether so few files are text that they are cut."""
+        text = (path for path in self.files if self._text(path)[0] is not None)
+        return len(self.files) < FEW or len(list(islice(text, FEW))) < FEW
 
     @cached_property
     def survey(self) -> Survey:
@@ -148,12 +155,18 @@ class Corpus:
                 yield piece
 
 
-def find_text(data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, strict: bool = False) -> Corpus:
+def find_text(
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    strict: bool = False,
+    without: Path | None = None,
+) -> Corpus:
     """The corpus of `data`: "stdlib", files, directories, or several of these.
 
     Of a directory, every file below it, sorted by path, but for hidden ones. "stdlib" is the source text of this
     Python's standard library (`*.py`, sorted), without its tests, the tables of `encodings` and of `pydoc_data`, and
-    packages that were installed: the same on every machine with the same Python.
+    packages that were installed: the same on every machine with the same Python. What is below `without` is left out:
+    the directory of the run itself.
 
     Raises:
         UsageError: nothing is there, or there is no file in it.
@@ -165,9 +178,10 @@ def find_text(data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *
     """
     places = [data] if isinstance(data, (str, os.PathLike)) else list(data)
     files: dict[Path, None] = {}
+    out = None if without is None else without.resolve()
     for place in places:
         found = _stdlib() if place == STDLIB else _below(Path(place))
-        files.update(dict.fromkeys(found))
+        files.update(dict.fromkeys(path for path in found if out is None or not path.resolve().is_relative_to(out)))
     if not files:
         raise UsageError(
             f"{', '.join(map(str, places)) or 'no data'}: no files, expected text",
@@ -177,11 +191,15 @@ def find_text(data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *
 
 
 def _below(place: Path) -> list[Path]:
-    if place.is_file():
+    try:
+        mode = place.stat().st_mode
+    except (OSError, ValueError) as error:  # a ValueError at a NUL byte
+        seen = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        raise UsageError(f"{str(place)!s:.200}: {seen:.200}", help=f"name files, a directory, or {STDLIB}") from None
+    if stat.S_ISREG(mode):
         return [place]
-    if not place.is_dir():
-        seen = "is neither a file nor a directory" if place.exists() else "is not there"
-        raise UsageError(f"{place}: {seen}", help=f"name files, a directory, or {STDLIB}")
+    if not stat.S_ISDIR(mode):
+        raise UsageError(f"{place}: is neither a file nor a directory", help=f"name files, a directory, or {STDLIB}")
     found = (path for path in place.rglob("*") if not any(part[0] == "." for part in path.relative_to(place).parts))
     return sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(place).parts)
 

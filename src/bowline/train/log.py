@@ -34,8 +34,8 @@ class Log(Closing):
             CheckpointError: it cannot be written.
         """
         self.path = out / "log.jsonl"
-        self.history: list[Record] = [record for record in read_log(self.path) if record["step"] <= up_to]
         try:
+            self.history: list[Record] = [record for record in read_log(self.path) if record["step"] <= up_to]
             staged = self.path.with_name(f".{self.path.name}.tmp")
             staged.unlink(missing_ok=True)
             fill(create(staged), b"".join(map(_encoded, self.history)), 0o644)

@@ -25,14 +25,13 @@ from torch.optim import AdamW
 from bowline.errors import CheckpointError, UsageError
 from bowline.nn.gradient_split import GradientSplit
 from bowline.nn.slots import expect_module
-from bowline.nn.ties.untying import untie_weights
 from bowline.nn.wide_products import wide_products
 from bowline.train.batches import Batch, Batches, count_labels, count_tokens, loss_of, mixed_seed
 from bowline.train.checkpoints import Checkpoints, Saved, newest, steps_in
 from bowline.train.interrupt import Interrupt
 from bowline.train.log import Log, Record
 from bowline.train.observe import diverged, peak_memory, split_of_gradient, tie_state
-from bowline.train.optimizer import adamw, decay_groups
+from bowline.train.optimizer import adamw, decay_groups, untie
 from bowline.train.processes import Processes, joined
 from bowline.train.schedule import learning_rate_at
 from bowline.train.settings import MAY_DIFFER, TrainerSettings
@@ -139,7 +138,7 @@ class Trainer:
                 if stop:
                     self._stop(interrupt.seen or "a signal")
                 if self.step == self.settings.untie_at_step:
-                    untie_weights(self.model, optimizer=self.optimizer)
+                    untie(self.model, self.optimizer)
                     self._wrap()
                 self._one_step(mine, labelled)
                 self.step += 1
@@ -204,10 +203,10 @@ class Trainer:
         self.groups = decay_groups(self.model, settings.embedding_rate)  # also of a model that is untied below
         self.optimizer: AdamW = adamw(self.groups, settings)
         if settings.untie_at_step is not None and self.step > settings.untie_at_step:
-            untie_weights(self.model, optimizer=self.optimizer)
+            untie(self.model, self.optimizer)
         if saved:
             saved.restore(self.model, self.optimizer)
-            self._pending, self._before = list(saved.state["pending"]), tuple(saved.state["before"])
+            self._pending, self._before = list(saved.state["pending"]), tuple(saved.state["before"]) or None
             self._saved_at = saved.step
         if self.out is not None and self.processes.first:
             self._log = stack.enter_context(Log(self.out, up_to=self.step))
@@ -370,7 +369,7 @@ class Trainer:
             "step": self.step,
             "settings": self.settings.to_dict(),
             "pending": self._pending,
-            "before": self._before,
+            "before": self._before or [],
             "torch": torch.__version__,
         }
         self._log.synchronise()
@@ -401,7 +400,7 @@ class Trainer:
         held_out = [record["held_out_loss"] for record in self._history if "held_out_loss" in record]
         return Result(
             step=self.step,
-            loss=self._history[-1]["loss"] if self._history else math.nan,
+            loss=self._history[-1].get("loss", math.nan) if self._history else math.nan,
             held_out_loss=held_out[-1] if held_out else None,
             history=tuple(self._history),
         )

@@ -17,14 +17,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from bowline.errors import UsageError
 from bowline.nn.once import unique_parameters
+from bowline.nn.optimizers import group_of
+from bowline.nn.scaling import head_scale
 from bowline.nn.ties.find import find_ties
+from bowline.nn.ties.untying import untie_weights
 from bowline.train.settings import TrainerSettings
 
-__all__ = ["Groups", "adamw", "decay_groups"]
+__all__ = ["Groups", "adamw", "decay_groups", "untie"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,3 +113,22 @@ def adamw(groups: Groups, settings: TrainerSettings) -> AdamW:
             parts.append({"params": params, "weight_decay": decay / rate, "rate": rate})
     floating = all(parameter.is_floating_point() for group in parts for _, parameter in group["params"])  # type: ignore[attr-defined]
     return AdamW(parts, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=floating)
+
+
+def untie(model: nn.Module, optimizer: Optimizer) -> None:
+    """`untie_weights` within a run: what the head learns in a step stays what it was.
+
+    A T5's head takes the factor of its logits upon itself and is that much smaller than the table: so is its rate.
+    """
+    scale = head_scale(model)
+    undone = {tie.target for tie in untie_weights(model, optimizer=optimizer)}
+    if scale == 1.0:
+        return
+    head = model.get_output_embeddings().weight  # type: ignore[operator]
+    group = group_of(optimizer, head)
+    if group is None or not undone:
+        return
+    at = next(at for at, parameter in enumerate(group["params"]) if parameter is head)
+    own = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    own["params"] = [(group["param_names"].pop(at), group["params"].pop(at))]
+    optimizer.add_param_group(own | {"rate": group["rate"] * scale, "weight_decay": group["weight_decay"] / scale})

@@ -155,7 +155,10 @@ def open_packed(directory: Path) -> Packed | None:
         return None
     rows = {}
     for name in ROWS:
-        path, count, dtype = directory / f"{name}.bin", content.get(name), np.dtype(content.get("dtype", "uint16"))
+        path, count, stated = directory / f"{name}.bin", content.get(name), content.get("dtype", "uint16")
+        if stated not in ("uint16", "uint32"):
+            return None
+        dtype = np.dtype(stated)
         if not path.is_file() or not isinstance(count, int) or path.stat().st_size != count * dtype.itemsize:
             return None
         rows[name] = np.memmap(path, dtype=dtype, mode="r") if count else np.empty(0, dtype)

@@ -12,13 +12,14 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bowline.checkpoint.durable import cannot_write, create, fill
 from bowline.checkpoint.publish import publishing
-from bowline.errors import UsageError
+from bowline.errors import CheckpointError, UsageError
 from bowline.models import PreTrainedModel
 from bowline.models.pretrained import checked_device
 from bowline.nn.slots import slots
@@ -28,6 +29,7 @@ from bowline.train.build import batches_for, begins_at_unigram, model_for, settl
 from bowline.train.checkpoints import steps_in
 from bowline.train.config import TrainConfig
 from bowline.train.corpus import Corpus, Survey, find_text
+from bowline.train.lock import locked
 from bowline.train.loop import Result, Trainer
 from bowline.train.objectives import CausalBatches
 from bowline.train.optimizer import decay_groups
@@ -117,7 +119,7 @@ def prepare(
         UsageError: no text, too little of it, a vocabulary that it does not support, or bytes that `strict` refuses.
         CheckpointError: the directory cannot be written.
     """
-    corpus = corpus or find_text(config.data, strict=config.strict)
+    corpus = corpus or find_text(config.data, strict=config.strict, without=directory)
     survey = corpus.survey
     origin = config.tokenizer or config.init_from
     of_family = "gpt2" if config.family == "lstm" else config.family
@@ -178,10 +180,14 @@ def train(
         KeyboardInterrupt: it was stopped, with a whole checkpoint.
     """
     place = Path(out)
-    with joined(checked_device(config.device)) as processes:
+    with ExitStack() as stack:
+        processes = stack.enter_context(joined(checked_device(config.device)))
         if processes.first:
-            corpus = find_text(config.data, strict=config.strict)
-            _take_place(place, config, corpus.survey, resume)
+            corpus = find_text(config.data, strict=config.strict, without=place)
+            survey = corpus.survey
+            _refuse_a_file(place)
+            stack.enter_context(locked(place))
+            _take_place(place, config, survey, resume)
             text = prepare(config, place, corpus, say)
         processes.total([0.0])  # the others wait until it is there
         if not processes.first:
@@ -194,8 +200,11 @@ def train(
         result = trainer.train()
         if processes.first:
             settle_biases(model)
-            text.tokenizer.save(place)
-            model.eval().save_pretrained(place)
+            try:
+                text.tokenizer.save(place)
+                model.eval().save_pretrained(place)
+            except (OSError, CheckpointError) as error:
+                raise _kept(place, error) from error
         processes.total([0.0])
     return Outcome(directory=place, result=result)
 
@@ -203,10 +212,15 @@ def train(
 def _take_place(place: Path, config: TrainConfig, survey: Survey, resume: bool) -> None:
     """`run.json` in the directory: written where nothing was trained yet, compared where a run is resumed."""
     before = _read(place / RUN)
-    known = before is not None and "config" in before and "text" in before
+    known = before is not None and isinstance(before.get("config"), dict) and "text" in before
     if not known:
         _refuse_what_is_there(place)
     if before is None or not known or not steps_in(place / "checkpoints"):  # a run without one has nothing to lose
+        if (place / "config.json").exists():
+            raise UsageError(
+                f"{place}: holds a model that was trained, and no checkpoint to go on from",
+                help=f"give another directory; --init-from {place} begins with its weights",
+            )
         content = {"version": 1, "config": config.effective(), "text": survey.fingerprint}
         staged = place / f".{RUN}.{os.getpid()}.tmp"
         try:
@@ -230,16 +244,25 @@ def _take_place(place: Path, config: TrainConfig, survey: Survey, resume: bool) 
 
 
 def _refuse_what_is_there(place: Path) -> None:
-    if place.is_dir():
-        there = sorted(path.name for path in place.iterdir() if not path.name.startswith(f".{RUN}."))
-        if there:
-            raise UsageError(
-                f"{place}: holds something else ({', '.join(there[:3])}{', ...' if len(there) > 3 else ''}), expected "
-                "a new or an empty directory",
-                help="give another directory",
-            )
-    elif os.path.lexists(place):
+    there = sorted(path.name for path in place.iterdir() if not path.name.startswith(f".{RUN}."))
+    if there:
+        raise UsageError(
+            f"{place}: holds something else ({', '.join(there[:3])}{', ...' if len(there) > 3 else ''}), expected "
+            "a new or an empty directory",
+            help="give another directory",
+        )
+
+
+def _refuse_a_file(place: Path) -> None:
+    if os.path.lexists(place) and not place.is_dir():
         raise UsageError(f"{place}: is not a directory", help="give another name")
+
+
+def _kept(place: Path, error: OSError | CheckpointError) -> CheckpointError:
+    """The model could not be written where it was to go: it is in the last checkpoint."""
+    found = error if isinstance(error, CheckpointError) else cannot_write(place, error)
+    last = place / "checkpoints" / f"step-{steps_in(place / 'checkpoints')[-1]:08d}"
+    return type(found)(f"{found.message}; {last} is whole", help="--resume writes the model, once there is room for it")
 
 
 def _read(path: Path) -> dict[str, Any] | None:

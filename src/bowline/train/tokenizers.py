@@ -121,7 +121,7 @@ def train_tokenizer(
     if exactly and backend.get_vocab_size() < vocab_size:
         raise UsageError(
             f"a vocabulary of {vocab_size:,}, and the text supports {backend.get_vocab_size():,} tokens",
-            help=f"--vocab-size {backend.get_vocab_size()} at most, or more text",
+            help="leave --vocab-size out, which takes as many as there are, or give more text",
         )
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
     config["clean_up_tokenization_spaces"] = False
@@ -266,7 +266,7 @@ def _unigram(sample: list[str], vocab_size: int) -> tuple[tokenizers.Tokenizer, 
         vocab_size=vocab_size - sentinels, special_tokens=special, unk_token=OF_T5["unk_token"], show_progress=False
     )
     learner.train_from_iterator(sample, trainer)
-    scored = {piece: round(score, 4) for piece, score in json.loads(learner.to_str())["model"]["vocab"]}
+    scored = _levelled(dict(json.loads(learner.to_str())["model"]["vocab"]))
     pieces = sorted(scored.keys() - set(special), key=lambda piece: (-scored[piece], piece))
     vocabulary = [(piece, 0.0) for piece in special] + [(piece, scored[piece]) for piece in pieces]
     backend = tokenizers.Tokenizer(models.Unigram(vocabulary, special.index(OF_T5["unk_token"]), False))
@@ -280,6 +280,19 @@ def _unigram(sample: list[str], vocab_size: int) -> tuple[tokenizers.Tokenizer, 
         single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, backend.token_to_id(end))]
     )
     return backend, {**OF_T5, "additional_special_tokens": names}
+
+
+def _levelled(scored: dict[str, float]) -> dict[str, float]:
+    """The scores without what is chance in them, rounded.
+
+    Letters that are no pieces of their own have the lowest score, the next one 1e-4 more, and so on in the order of a
+    hash table: all of them get the lowest.
+    """
+    letters = [piece for piece in scored if len(piece) == 1]
+    lowest = min(scored.values())
+    chance = lowest + 1e-4 * len(letters)
+    low = {piece for piece in letters if scored[piece] < chance}
+    return {piece: round(lowest if piece in low else score, 4) for piece, score in scored.items()}
 
 
 def _usual_letters(sample: list[str], most: int) -> tuple[list[str], list[str]]:

@@ -115,7 +115,8 @@ def separate(
             source, target = before[tie]
             if target is not source:  # an alias, which the optimizer may hold by itself
                 optimizers.replace(optimizer, target, parameter)
-            optimizers.copy_state(optimizer, source, parameter, tie.target)
+            scaled = scale if head == "copy" and makes_logits(known[tie.target], known[tie.source]) else 1.0
+            optimizers.copy_state(optimizer, source, parameter, tie.target, scaled)
     tell_transformers(model)
 
 

@@ -103,7 +103,7 @@ class Windows:
         if count == 0:
             raise UsageError(
                 f"{len(tokens):,} tokens are held out, expected at least one window of {length:,}",
-                help="more text, a smaller --length, or a larger --held-out share",
+                help="more text, a smaller --length, or a larger --held-out-share",
             )
         wanted = min(count, max(most // length, 1))
         chosen = [at * count // wanted for at in range(wanted)]
