@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", settings.default, deadline=None)  # machines that run tests are busy
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

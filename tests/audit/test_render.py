@@ -414,7 +414,7 @@ def words(dtype: str, shape: tuple[int, ...], kind: str, seed: int) -> Bits:
     return Bits(dtype, full)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     dtypes=st.tuples(*[st.sampled_from(sorted(WORDS_OF))] * 2),
     same_dtype=st.booleans(),

@@ -98,7 +98,7 @@ def tables(draw: st.DrawFn, dtype: str | None = None, shape: tuple[int, ...] | N
     return dtype, np.array(patterns, f"<u{BITS[dtype] // 8}").reshape(shape)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tables(), st.integers(1, 64))
 def test_rows_are_what_their_values_are(table: tuple[str, Words], block: int) -> None:
     dtype, words = table
@@ -109,7 +109,7 @@ def test_rows_are_what_their_values_are(table: tuple[str, Words], block: int) ->
     assert rows.not_finite.tolist() == (~np.isfinite(values)).any(axis=1).tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tables(), st.integers(1, 64))
 def test_duplicates_are_the_rows_of_equal_bytes(table: tuple[str, Words], block: int) -> None:
     dtype, words = table
@@ -126,7 +126,7 @@ def test_duplicates_are_the_rows_of_equal_bytes(table: tuple[str, Words], block:
     assert sorted(described.duplicates) == sorted(tuple(group) for group in groups.values() if len(group) > 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data(), tables(), st.integers(1, 64), st.booleans())
 def test_differences_are_those_of_the_values(
     data: st.DataObject, first: tuple[str, Words], block: int, same: bool
@@ -151,7 +151,7 @@ def test_differences_are_those_of_the_values(
     assert pair.has_nan == bool(np.isnan(left).any() or np.isnan(right).any())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tables("F32"), st.sampled_from(["BF16", "F16"]), st.integers(1, 64))
 def test_two_dtypes_agree_once_cast_exactly_when_the_cast_of_one_is_the_other(
     first: tuple[str, Words], short: str, block: int

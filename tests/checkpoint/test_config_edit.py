@@ -96,7 +96,7 @@ def objects(config: dict[str, Any], prefix: str = "") -> list[str]:
     return paths
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(texts(), st.data())
 def test_any_config_changes_as_its_dict_would(spelled: tuple[str, dict[str, Any]], data: st.DataObject) -> None:
     text, config = spelled
@@ -150,14 +150,14 @@ def common_suffix(left: str, right: str) -> int:
     return common_prefix(left[::-1], right[::-1])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(texts(), st.booleans())
 def test_setting_a_flag_twice_is_setting_it_once(spelled: tuple[str, dict[str, Any]], value: bool) -> None:
     once = set_flags(spelled[0], {FLAG: value})
     assert set_flags(once, {FLAG: value}) == once
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(texts(), st.booleans())
 def test_setting_a_flag_back_gives_the_old_text(spelled: tuple[str, dict[str, Any]], value: bool) -> None:
     there = set_flags(spelled[0], {FLAG: value})

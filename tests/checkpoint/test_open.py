@@ -137,7 +137,7 @@ def test_bf16_comes_as_the_float32_that_it_is(tmp_path: Path) -> None:
         assert np.array_equal(checkpoint.rows("t"), expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows=st.integers(0, 9), columns=st.integers(0, 5), block=st.integers(1, 80))
 def test_blocks_are_the_rows_in_order_whatever_their_size(
     tmp_path_factory: pytest.TempPathFactory, rows: int, columns: int, block: int

@@ -335,14 +335,14 @@ patches = st.lists(
 
 
 @given(changes=patches)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_change_of_a_pickle_is_read_or_refused_and_nothing_runs(changes: list[tuple[int, int, bytes]]) -> None:
     file = archive({"data.pkl": patched(PROGRAM, changes), "byteorder": b"little", "data/0": SIX})
     assert_sound(read_watched(file), len(file))
 
 
 @given(data=st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_bytes_in_place_of_the_pickle_are_read_or_refused(data: bytes) -> None:
     file = archive({"data.pkl": data})
     assert_sound(read_watched(file), len(file))

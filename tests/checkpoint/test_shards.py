@@ -81,7 +81,7 @@ def test_a_size_that_means_nothing_is_a_usage_error(size: str | int) -> None:
         parse_size(size)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(sizes=st.lists(st.integers(0, 20), max_size=30), limit=st.integers(1, 20))
 def test_tensors_are_split_as_huggingface_hub_splits_them(sizes: list[int], limit: int) -> None:
     named = {f"t{at}": size for at, size in enumerate(sizes)}
@@ -112,7 +112,7 @@ def test_a_file_is_the_one_that_safetensors_writes_for_torch(tmp_path: Path, met
     assert (tmp_path / "model.safetensors").read_bytes() == theirs
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(tensors=st.dictionaries(NAMES, ARRAYS, max_size=5))
 def test_a_file_is_the_one_that_safetensors_writes_for_numpy(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Any]

@@ -204,7 +204,7 @@ WHOLE = archive({"data.pkl": PROGRAM, "byteorder": b"little", "data/0": SIX})
         st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 4), st.binary(max_size=4)), min_size=1, max_size=4
     )
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_change_of_an_archive_is_read_or_refused_and_nothing_runs(changes: list[tuple[int, int, bytes]]) -> None:
     file = patched(WHOLE, changes)
     assert_sound(read_watched(file), len(file))

@@ -23,7 +23,7 @@ ARRAYS = st.sampled_from(DTYPES).flatmap(
 NAMES = st.text(st.characters(blacklist_categories=["Cs"]), max_size=8).filter(lambda name: name != "__metadata__")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tensors=st.dictionaries(NAMES, ARRAYS, max_size=5), metadata=st.none() | st.just({"format": "pt"}))
 def test_the_file_is_the_one_that_safetensors_writes(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Any], metadata: dict[str, str] | None

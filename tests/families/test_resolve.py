@@ -363,7 +363,7 @@ SHAPES = st.dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(KEYS, JSON, max_size=6), SHAPES)
 @example({"architectures": ["LlavaForConditionalGeneration"], "text_config": [1]}, {})
 @example({"architectures": ["GPT2LMHeadModel"], "vocab_size": 10**300, FLAG: {"a": 1}}, {"wte.weight": ()})

@@ -56,7 +56,7 @@ def by_definition(
     return torch.cat(list(mixed.unbind(1)), -1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_attention_under_any_mask_is_the_softmax_of_what_is_seen(data: st.DataObject) -> None:
     batch, heads = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))

@@ -55,7 +55,7 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
     return draw(st.dictionaries(KEYS, JSON, max_size=4)) | renamed
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(contents())
 def test_a_round_trip_by_way_of_json_keeps_every_key_known_or_not(content: dict[str, Any]) -> None:
     config = GPT2Config.from_dict(content)
@@ -68,7 +68,7 @@ def test_a_round_trip_by_way_of_json_keeps_every_key_known_or_not(content: dict[
     assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(st.sampled_from(sorted(NAMES)), JSON, max_size=4))
 def test_whatever_a_file_holds_it_is_a_config_or_a_config_error(content: dict[str, Any]) -> None:
     try:

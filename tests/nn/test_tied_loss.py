@@ -226,7 +226,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from(sorted(STEPS)), max_size=5), st.booleans())
 def test_whatever_is_done_to_them_is_what_would_be_of_the_logits(steps: list[str], biased: bool) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -63,7 +63,7 @@ def test_a_single_term_is_itself() -> None:
     assert variance == pytest.approx(25.0, rel=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(width=st.floats(0, 40), count=st.integers(1, 300_000))
 def test_whatever_the_width_it_is_between_what_is_always_true(width: float, count: int) -> None:
     """Jensen from both sides: ln V <= E ln S <= ln V + width²/2, and the sum is no less than its mean term."""
@@ -74,7 +74,7 @@ def test_whatever_the_width_it_is_between_what_is_always_true(width: float, coun
     assert more >= mean - 1e-6
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(width=st.floats(0, 20), extra=st.floats(-50, 500))
 def test_another_term_adds_at_least_itself(width: float, extra: float) -> None:
     ((mean, _),) = log_sum_exp(width, 1000, [extra])

@@ -65,6 +65,7 @@ def test_differences_are_named_with_both_values_but_for_what_changes_no_weight()
         ({"held_out_share": 1.0}, "held_out_share=1.0"),
         ({"mask_share": 0.0, "family": "bert"}, "mask_share=0.0"),
         ({"mask_share": 0.3}, "a gpt2 is trained without masks"),
+        ({"mask_share": 0.99, "family": "t5"}, "mask_share=0.99: expected at most 0.9 of a t5's tokens"),
         ({"tie": "yes"}, "tie='yes': expected true or false"),
         ({"steps": 0}, "steps=0"),
         ({"learning_rate": -1.0}, "learning_rate=-1.0"),

@@ -229,16 +229,16 @@ def test_the_published_lengths() -> None:
     assert span_lengths(512) == (568, 114)  # the C4 pretraining of the paper
 
 
-@given(st.integers(2, 700), st.integers(0, 2**32))
-def test_spans_are_as_many_and_as_long_as_they_should_be(tokens: int, seed: int) -> None:
-    hidden = span_mask(tokens, random_for(seed))
+@given(st.integers(2, 700), st.integers(0, 2**32), st.floats(0.01, 0.9))
+def test_spans_are_as_many_and_as_long_as_they_should_be(tokens: int, seed: int, share: float) -> None:
+    hidden = span_mask(tokens, random_for(seed), share)
     begins = np.flatnonzero(np.diff(np.concatenate([[0], hidden.astype(int)])) == 1)
     assert len(hidden) == tokens
     assert not hidden[0]
     assert hidden[-1]
-    wanted = min(max(round(tokens * 0.15), 1), tokens - 1)
+    wanted = min(max(round(tokens * share), 1), tokens - 1)
     assert hidden.sum() == wanted
-    assert len(begins) == max(round(wanted / 3), 1)
+    assert len(begins) == min(max(round(wanted / 3), 1), tokens - wanted)
 
 
 def test_every_place_is_hidden_as_often_as_another_but_for_the_ends() -> None:
@@ -248,9 +248,9 @@ def test_every_place_is_hidden_as_often_as_another_but_for_the_ends() -> None:
     assert shares[20:-20].max() < 0.2
 
 
-@given(st.integers(0, 10_000), st.integers(4, 200))
-def test_inputs_and_labels_together_are_the_text(step: int, length: int) -> None:
-    batches = spans(length=length, batch_size=2)
+@given(st.integers(0, 10_000), st.integers(4, 200), st.sampled_from([0.05, 0.15, 0.3, 0.5]))
+def test_inputs_and_labels_together_are_the_text(step: int, length: int, share: float) -> None:
+    batches = spans(length=length, batch_size=2, share=share)
     batch, rows = batches.at(step), batches.windows.rows(step, 0, 2, 1)
     assert batch["input_ids"].shape[1] <= length
     for inputs, labels, row in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), rows.tolist(), strict=True):

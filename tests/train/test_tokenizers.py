@@ -50,7 +50,7 @@ def test_it_has_as_many_tokens_as_were_asked_for(family: str, made: dict[str, Te
     assert sorted(made[family].backend.get_vocab().values()) == list(range(600))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=st.text())
 def test_bytes_have_tokens_for_every_text(text: str, made: dict[str, TextTokenizer]) -> None:
     assert made["gpt2"].backend.decode(made["gpt2"].encode([text])[0]) == text

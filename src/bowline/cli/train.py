@@ -88,7 +88,9 @@ def train(
     head_bias: Annotated[
         HeadBias | None, typer.Option(help="What the head's bias begins at; of the size unless given.")
     ] = None,
-    mask_share: Annotated[float | None, typer.Option(help="Of bert: of the tokens, how many are asked for.")] = None,
+    mask_share: Annotated[
+        float | None, typer.Option(help="Of bert and t5: of the tokens, how many are hidden.")
+    ] = None,
     random_tokens: Annotated[RandomTokens | None, typer.Option(help="Of bert: with special tokens or not.")] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Take it from here, train none.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of a new tokenizer, exactly.")] = None,

@@ -85,7 +85,8 @@ def batches_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -
             **options,
         )
     if config.family == "t5":
-        return SpanBatches(*rows, sentinels=tokenizer.sentinels, eos=tokenizer.separator, **options)
+        share = config.value("mask_share")
+        return SpanBatches(*rows, sentinels=tokenizer.sentinels, eos=tokenizer.separator, share=share, **options)
     return CausalBatches(*rows, **options)
 
 

@@ -18,6 +18,8 @@ from bowline.train.settings import MAY_DIFFER, TrainerSettings
 
 __all__ = ["TrainConfig"]
 
+MOST_HIDDEN = 0.9
+"""Of a T5's tokens: with more there is next to nothing to read."""
 OF_PRESET = ("steps", "length", "batch_size", "accumulation", "learning_rate", "mask_share")
 """What the size decides where nothing is given."""
 OF_DRAW = {"head_bias": None, "embedding_rate": 1.0}
@@ -43,7 +45,7 @@ class TrainConfig:
         recipe: how the model is drawn (`bowline.recipes`); the family's own way unless it is given.
         pad_logit: "keep" or "mask": the padding token's logit is -inf, so that its row stays.
         head_bias: "zero", or "unigram": it begins at the log of how often each token stands in the text.
-        mask_share: of a BERT's tokens, how many are asked for.
+        mask_share: of a BERT's or a T5's tokens, how many are asked for.
         random_tokens: "all" or "ordinary": see `bowline.train.objectives.MaskedBatches`.
         strict: refuse bytes and files that are no text.
         held_out_share: of the text, in whole documents.
@@ -167,9 +169,15 @@ class TrainConfig:
                 f"head_bias={self.head_bias!r}: the head of a {self.family} has no bias",
                 help="bert and lstm have one; of the others the table itself has to learn how often tokens come",
             )
-        if self.mask_share is not None and self.family != "bert":
+        if self.mask_share is not None and self.family in ("gpt2", "lstm"):
             raise UsageError(
-                f"mask_share={self.mask_share!r:.60}: a {self.family} is trained without masks", help="bert has them"
+                f"mask_share={self.mask_share!r:.60}: a {self.family} is trained without masks",
+                help="bert and t5 have them",
+            )
+        if self.mask_share is not None and self.family == "t5" and self.mask_share > MOST_HIDDEN:
+            raise UsageError(
+                f"mask_share={self.mask_share!r:.60}: expected at most {MOST_HIDDEN} of a t5's tokens",
+                help="what stands between the holes is all that its encoder reads",
             )
         if self.pad_logit == "mask" and self.family in ("gpt2", "lstm"):
             raise UsageError(

@@ -22,8 +22,8 @@ class Preset:
 
     `model` are keys of the family's config; what is not among them has the config's own default, which is the published
     model's. `vocab_size` is what a new tokenizer is to have; `batch_size` rows of `length` tokens are one batch, and
-    `accumulation` batches one step. `mask_share` is BERT's, and `head_bias` belongs to families whose head has one; why
-    T5 has an `embedding_rate` stands in `bowline.train.optimizer`.
+    `accumulation` batches one step. `mask_share` is BERT's and T5's, and `head_bias` belongs to families whose head has
+    one; why T5 has an `embedding_rate` stands in `bowline.train.optimizer`.
     """
 
     model: Mapping[str, Any]
@@ -77,7 +77,7 @@ PRESETS: Mapping[tuple[str, str], Preset] = MappingProxyType(
         ),
         ("t5", "nano"): Preset(
             model=_t5(192, 3, 6, d_kv=32, **NO_DROPOUT["t5"]),
-            length=128, batch_size=16, learning_rate=1.5e-3, embedding_rate=192**0.5, **NANO,
+            length=64, batch_size=32, learning_rate=1.5e-3, embedding_rate=192**0.5, mask_share=0.3, **NANO,
         ),
         # Drawn twice as wide as Zaremba's: else it tells how often tokens come, and no more, for hundreds of steps.
         ("lstm", "nano"): Preset(
@@ -99,10 +99,12 @@ PRESETS: Mapping[tuple[str, str], Preset] = MappingProxyType(
             **PUBLISHED,
         ),
         ("t5", "small"): Preset(  # T5 small, 60 million
-            model=_t5(512, 6, 8), vocab_size=32128, length=512, batch_size=8, learning_rate=1e-3, **PUBLISHED
+            model=_t5(512, 6, 8), vocab_size=32128, length=512, batch_size=8, learning_rate=1e-3, mask_share=0.15,
+            **PUBLISHED,
         ),
         ("t5", "base"): Preset(  # T5 base, 220 million
-            model=_t5(768, 12, 12), vocab_size=32128, length=512, batch_size=8, learning_rate=1e-3, **PUBLISHED
+            model=_t5(768, 12, 12), vocab_size=32128, length=512, batch_size=8, learning_rate=1e-3, mask_share=0.15,
+            **PUBLISHED,
         ),
         ("lstm", "small"): Preset(  # Zaremba's medium model of Penn Treebank, 650 units
             model={"hidden_size": 650}, vocab_size=10000, length=64, batch_size=32, steps=40_000, learning_rate=1e-3

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bowline.checkpoint.hub import HubRepository, RemoteFile, remote_file
@@ -15,7 +15,6 @@ from tests.checkpoint.hub.asking import COMMIT, CONFIG, WEIGHTS, OpenHub, answer
 from tests.checkpoint.loopback_hub import LoopbackHub
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_any_range_holds_just_the_bytes_of_the_file(data: st.DataObject) -> None:
     offset = data.draw(st.integers(0, len(WEIGHTS)))

@@ -13,7 +13,7 @@ from bowline.nn.loss import linear_cross_entropy
 from tests.nn.loss.cases import BACKENDS, by_hand, gradients
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     shape=st.lists(st.integers(1, 4), max_size=3),
     width=st.integers(1, 6),

@@ -97,7 +97,7 @@ def test_in_half_precision_no_gradient_is_further_off_than_eager_ones(
     assert tokens == [64]  # of 96 tokens, those that have a label
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 40),
     size=st.integers(2, 90),

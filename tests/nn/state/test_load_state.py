@@ -66,7 +66,7 @@ def oracle(before: State, given: State, *, is_tied: bool, policy: str, strict: b
     policy=st.sampled_from(["raise", "source", "target", "untie"]),
     turned=st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_subset_of_keys_does_what_a_few_plain_rules_say(
     keys: set[str], is_tied: bool, equal: bool, strict: bool, assign: bool, policy: Any, turned: bool
 ) -> None:

@@ -92,7 +92,7 @@ def test_half_precision_is_no_further_from_the_truth_than_the_dense_path(dtype: 
     assert ours < 2 * torch.finfo(dtype).eps
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     size=st.integers(1, 40),
     width=st.integers(1, 70),

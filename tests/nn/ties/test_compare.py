@@ -38,7 +38,7 @@ VALUES = st.sampled_from([0.0, -0.0, 1.0, 1.5, -2.0, 100.0, math.inf, -math.inf,
     st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(VALUES, min_size=2 * n, max_size=2 * n), max_size=6)),
     st.sampled_from([torch.float32, torch.float64, torch.float16]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_state_and_difference_agree_with_brute_force(rows: list[list[float]], dtype: torch.dtype) -> None:
     both = torch.tensor(rows, dtype=dtype).reshape(len(rows), -1) if rows else torch.zeros(0, 2, dtype=dtype)
     width = both.shape[1] // 2

@@ -96,7 +96,7 @@ def test_ties_on_meta_are_identity_too() -> None:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_sharing_is_found_in_full(holders: list[int]) -> None:
     """Each name is given one of six parameters; the connected names are those that were given the same one."""
     pool = [nn.Parameter(torch.zeros(2, 2)) for _ in range(6)]
@@ -216,7 +216,7 @@ def test_a_lazy_layer_that_has_no_shape_yet_is_no_obstacle() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=7))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_aliases_are_the_windows_that_have_a_byte_in_common(windows: list[tuple[int, int]]) -> None:
     """Brute force: sets of rows, and groups joined until none have a row in common."""
     memory = torch.zeros(16, 2)

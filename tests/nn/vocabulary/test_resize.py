@@ -73,7 +73,7 @@ def test_a_multiple_rounds_up_and_the_rows_beyond_are_new() -> None:
     assert not model.wte.weight[6:].any()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     more=st.integers(0, 30),
     tied=st.booleans(),
@@ -88,7 +88,7 @@ def test_growing_and_shrinking_back_gives_the_old_bits(more: int, tied: bool, ru
     assert unchanged(model, before)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(keep=st.lists(st.integers(0, VOCAB - 1), min_size=1, unique=True), multiple=st.sampled_from([None, 1, 4, 16]))
 def test_a_kept_token_has_its_old_row_wherever_it_lands(keep: list[int], multiple: int | None) -> None:
     model = seeded(LM(tied=False, bias=True))

@@ -75,6 +75,7 @@ class SpanBatches(CausalBatches):
         held_out: (M,) ids.
         sentinels: the ids of <extra_id_0>, <extra_id_1>, ...
         eos: the id that ends inputs and labels.
+        share: of the tokens, how many are hidden.
         options: those of `CausalBatches`.
 
     Raises:
@@ -88,14 +89,15 @@ class SpanBatches(CausalBatches):
         *,
         sentinels: Sequence[int],
         eos: int,
+        share: float = DENSITY,
         **options: Any,
     ) -> None:
-        self.sentinels, self.eos = np.asarray(sentinels, np.int64), eos
+        self.sentinels, self.eos, self.share = np.asarray(sentinels, np.int64), eos, share
         super().__init__(train, held_out, **options)
 
     def read_length(self, length: int) -> int:
-        tokens, _ = span_lengths(length)
-        holes = spans_of(tokens)[1]
+        tokens, _ = span_lengths(length, self.share)
+        holes = spans_of(tokens, self.share)[1]
         if holes > len(self.sentinels):
             raise UsageError(
                 f"{holes} holes in an input of {length} tokens, and the tokenizer has {len(self.sentinels)} sentinels",
@@ -105,7 +107,7 @@ class SpanBatches(CausalBatches):
 
     def made(self, rows: npt.NDArray[Any], key: tuple[int | str, ...]) -> dict[str, torch.Tensor]:
         random = random_for("spans", *key)
-        pairs = [self._cut(row, span_mask(len(row), random)) for row in rows]
+        pairs = [self._cut(row, span_mask(len(row), random, self.share)) for row in rows]
         inputs, labels = (torch.from_numpy(np.stack(side)) for side in zip(*pairs, strict=True))
         return {"input_ids": inputs, "labels": labels}
 
