@@ -77,7 +77,8 @@ PRESETS: Mapping[tuple[str, str], Preset] = MappingProxyType(
         ),
         ("t5", "nano"): Preset(
             model=_t5(192, 3, 6, d_kv=32, **NO_DROPOUT["t5"]),
-            length=64, batch_size=32, learning_rate=1.5e-3, embedding_rate=192**0.5, mask_share=0.3, **NANO,
+            length=64, batch_size=32, learning_rate=1.5e-3, embedding_rate=192**0.5, mask_share=0.3,
+            **NANO | {"steps": 750},
         ),
         # Drawn twice as wide as Zaremba's: else it tells how often tokens come, and no more, for hundreds of steps.
         ("lstm", "nano"): Preset(

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bowline.checkpoint.durable import cannot_write, create, fill
+from bowline.checkpoint.durable import cannot_write
 from bowline.checkpoint.publish import publishing
-from bowline.errors import CheckpointError, UsageError
+from bowline.errors import CheckpointError
 from bowline.models import PreTrainedModel
 from bowline.models.pretrained import checked_device
 from bowline.nn.slots import slots
@@ -29,17 +29,15 @@ from bowline.train.build import batches_for, begins_at_unigram, model_for, settl
 from bowline.train.checkpoints import steps_in
 from bowline.train.config import TrainConfig
 from bowline.train.corpus import Corpus, Survey, find_text
-from bowline.train.lock import locked
 from bowline.train.loop import Result, Trainer
 from bowline.train.objectives import CausalBatches
 from bowline.train.optimizer import decay_groups
 from bowline.train.packed import Packed, held_out_documents, pack, training_documents
+from bowline.train.place import stated, taken
 from bowline.train.processes import joined
 from bowline.train.tokenizers import TextTokenizer, take_tokenizer, train_tokenizer
 
 __all__ = ["Outcome", "Plan", "Text", "prepare", "train"]
-
-RUN = "run.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +124,7 @@ def prepare(
     asked: dict[str, Any] = {"family": of_family, "origin": origin, "text": survey.fingerprint}
     asked |= {"vocab_size": config.vocab_size, "or_less": config.preset.vocab_size, "share": config.held_out_share}
     place = directory / "tokenizer"
-    if _read(place / "made.json") != asked:
+    if stated(place / "made.json") != asked:
         if origin is not None:
             tokenizer = take_tokenizer(config.family, origin)
         else:
@@ -184,10 +182,7 @@ def train(
         processes = stack.enter_context(joined(checked_device(config.device)))
         if processes.first:
             corpus = find_text(config.data, strict=config.strict, without=place)
-            survey = corpus.survey
-            _refuse_a_file(place)
-            stack.enter_context(locked(place))
-            _take_place(place, config, survey, resume)
+            stack.enter_context(taken(place, config, corpus.survey, resume=resume))
             text = prepare(config, place, corpus, say)
         processes.total([0.0])  # the others wait until it is there
         if not processes.first:
@@ -209,65 +204,8 @@ def train(
     return Outcome(directory=place, result=result)
 
 
-def _take_place(place: Path, config: TrainConfig, survey: Survey, resume: bool) -> None:
-    """`run.json` in the directory: written where nothing was trained yet, compared where a run is resumed."""
-    before = _read(place / RUN)
-    known = before is not None and isinstance(before.get("config"), dict) and "text" in before
-    if not known:
-        _refuse_what_is_there(place)
-    if before is None or not known or not steps_in(place / "checkpoints"):  # a run without one has nothing to lose
-        if (place / "config.json").exists():
-            raise UsageError(
-                f"{place}: holds a model that was trained, and no checkpoint to go on from",
-                help=f"give another directory; --init-from {place} begins with its weights",
-            )
-        content = {"version": 1, "config": config.effective(), "text": survey.fingerprint}
-        staged = place / f".{RUN}.{os.getpid()}.tmp"
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-            staged.unlink(missing_ok=True)
-            fill(create(staged), (json.dumps(content, indent=2) + "\n").encode(), 0o644)
-            staged.replace(place / RUN)
-        except OSError as error:
-            raise cannot_write(place, error) from error
-        return
-    if not resume:
-        raise UsageError(f"{place}: holds a run", help="--resume goes on with it, or give another directory")
-    odd = config.differences(before["config"])
-    if not odd and before["text"] != survey.fingerprint:
-        odd = ["the text in it has changed"]
-    if odd:
-        raise UsageError(
-            f"{place}: is a run of another configuration: {'; '.join(odd)}",
-            help="resume with what it began with, or begin in another directory",
-        )
-
-
-def _refuse_what_is_there(place: Path) -> None:
-    there = sorted(path.name for path in place.iterdir() if not path.name.startswith(f".{RUN}."))
-    if there:
-        raise UsageError(
-            f"{place}: holds something else ({', '.join(there[:3])}{', ...' if len(there) > 3 else ''}), expected "
-            "a new or an empty directory",
-            help="give another directory",
-        )
-
-
-def _refuse_a_file(place: Path) -> None:
-    if os.path.lexists(place) and not place.is_dir():
-        raise UsageError(f"{place}: is not a directory", help="give another name")
-
-
 def _kept(place: Path, error: OSError | CheckpointError) -> CheckpointError:
     """The model could not be written where it was to go: it is in the last checkpoint."""
     found = error if isinstance(error, CheckpointError) else cannot_write(place, error)
     last = place / "checkpoints" / f"step-{steps_in(place / 'checkpoints')[-1]:08d}"
     return type(found)(f"{found.message}; {last} is whole", help="--resume writes the model, once there is room for it")
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None

@@ -1,0 +1,93 @@
+"""The directory of a run: one process at a time has it, and nobody else's files are in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bowline.checkpoint.durable import cannot_write, create, fill
+from bowline.errors import UsageError
+from bowline.train.checkpoints import steps_in
+from bowline.train.config import TrainConfig
+from bowline.train.corpus import Survey
+from bowline.train.lock import locked
+
+__all__ = ["stated", "taken"]
+
+RUN = "run.json"
+"""What the directory is: the configuration of its run, and the fingerprint of the text."""
+
+
+@contextmanager
+def taken(place: Path, config: TrainConfig, survey: Survey, *, resume: bool) -> Iterator[None]:
+    """Hold `place` for this run; nothing in it is changed where it is another's.
+
+    Raises:
+        UsageError: it holds something else, another run, a trained model that nobody asked to go on with, or another
+            process trains there.
+        CheckpointError: it cannot be written.
+    """
+    if os.path.lexists(place) and not place.is_dir():
+        raise UsageError(f"{place}: is not a directory", help="give another name")
+    with locked(place):
+        before = stated(place / RUN)
+        if before is None or not isinstance(before.get("config"), dict) or "text" not in before:
+            _refuse_what_is_there(place)
+            _begin(place, config, survey)
+        elif steps_in(place / "checkpoints"):
+            if not resume:
+                raise UsageError(f"{place}: holds a run", help="--resume goes on with it, or give another directory")
+            _refuse_another(place, before, config, survey)
+        elif (place / "config.json").exists():
+            raise UsageError(
+                f"{place}: holds a model that was trained, and no checkpoint to go on from",
+                help=f"give another directory; --init-from {place} begins with its weights",
+            )
+        else:  # a run that has come to no checkpoint has nothing to lose
+            _begin(place, config, survey)
+        yield
+
+
+def stated(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is none."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _begin(place: Path, config: TrainConfig, survey: Survey) -> None:
+    content = {"version": 1, "config": config.effective(), "text": survey.fingerprint}
+    staged = place / f".{RUN}.{os.getpid()}.tmp"
+    try:
+        staged.unlink(missing_ok=True)
+        fill(create(staged), (json.dumps(content, indent=2) + "\n").encode(), 0o644)
+        staged.replace(place / RUN)
+    except OSError as error:
+        raise cannot_write(place, error) from error
+
+
+def _refuse_what_is_there(place: Path) -> None:
+    there = sorted(path.name for path in place.iterdir() if not path.name.startswith(f".{RUN}."))
+    if there:
+        raise UsageError(
+            f"{place}: holds something else ({', '.join(there[:3])}{', ...' if len(there) > 3 else ''}), expected "
+            "a new or an empty directory",
+            help="give another directory",
+        )
+
+
+def _refuse_another(place: Path, before: dict[str, Any], config: TrainConfig, survey: Survey) -> None:
+    odd = config.differences(before["config"])
+    if not odd and before["text"] != survey.fingerprint:
+        odd = ["the text in it has changed"]
+    if odd:
+        raise UsageError(
+            f"{place}: is a run of another configuration: {'; '.join(odd)}",
+            help="resume with what it began with, or begin in another directory",
+        )
