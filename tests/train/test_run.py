@@ -416,6 +416,18 @@ def test_a_key_that_the_model_does_not_have_is_an_error(data: str, texts: dict[s
             model_for(tiny("gpt2", data, model=model), texts["gpt2"].tokenizer, texts["gpt2"].packed)
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [({"n_embd": 0}, "n_embd"), ({"n_ebd": 16}, "n_ebd"), ({"n_positions": 8}, "a length of 32, and the model has 8")],
+)
+def test_what_is_wrong_with_the_model_is_said_before_any_text_is_read(
+    model: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises((UsageError, ConfigError), match=message):
+        train(tiny("gpt2", str(tmp_path / "no text"), model=model), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_widest_batches_fit_the_positions_of_the_model(data: str, texts: dict[str, Text]) -> None:
     for family in FAMILIES:
         config = tiny(family, data, length=64)

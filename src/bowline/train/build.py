@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from bowline.train.observe import tie_state
 from bowline.train.packed import Packed
 from bowline.train.tokenizers import TextTokenizer
 
-__all__ = ["batches_for", "begins_at_unigram", "model_for", "settle_biases"]
+__all__ = ["batches_for", "begins_at_unigram", "check_model", "model_for", "settle_biases"]
 
 CONFIGS: dict[str, Any] = {"gpt2": GPT2Config, "bert": BertConfig, "t5": T5Config, "lstm": LSTMConfig}
 POSITIONS = {"gpt2": "n_positions", "bert": "max_position_embeddings"}
@@ -101,9 +102,28 @@ def settle_biases(model: PreTrainedModel) -> None:
             model.get_parameter(source).copy_(model.get_parameter(target))
 
 
+def check_model(config: TrainConfig) -> None:
+    """Raise what `model_for` would raise of a new model's config, before any text is read.
+
+    Raises:
+        UsageError: as `model_for`.
+        ConfigError: as `model_for`.
+    """
+    if config.init_from is None:
+        _config(config, config.vocab_size or config.preset.vocab_size, {})
+
+
 def _drawn(config: TrainConfig, tokenizer: TextTokenizer) -> PreTrainedModel:
+    made = _config(config, len(tokenizer), _ids(config.family, tokenizer))
+    model: PreTrainedModel = model_class({"model_type": config.family})(made)
+    if config.drawn_by is not None:
+        init_weights(model, config.drawn_by, seed=config.seed)
+    return model
+
+
+def _config(config: TrainConfig, vocab_size: int, ids: Mapping[str, int | None]) -> Any:
     family, length = config.family, config.value("length")
-    keys: dict[str, Any] = {"vocab_size": len(tokenizer), **_ids(family, tokenizer)}
+    keys: dict[str, Any] = {"vocab_size": vocab_size, **ids}
     keys["tie_word_embeddings"] = config.tie is not False
     if config.pad_logit is not None:
         keys["pad_logit"] = config.pad_logit
@@ -116,12 +136,9 @@ def _drawn(config: TrainConfig, tokenizer: TextTokenizer) -> PreTrainedModel:
             f"model: {fixed[0]} is not the config's to say: it follows from the tokenizer or has an option of its own",
             help="leave it out",
         )
-    made = CONFIGS[family](vocab_size=len(tokenizer)).updated(**{**keys, **config.preset.model, **config.model})
+    made = CONFIGS[family](vocab_size=vocab_size).updated(**{**keys, **config.preset.model, **config.model})
     _check_positions(made, config)
-    model: PreTrainedModel = model_class({"model_type": family})(made)
-    if config.drawn_by is not None:
-        init_weights(model, config.drawn_by, seed=config.seed)
-    return model
+    return made
 
 
 def _ids(family: str, tokenizer: TextTokenizer) -> dict[str, int | None]:

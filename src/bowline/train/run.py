@@ -25,7 +25,7 @@ from bowline.models.pretrained import checked_device
 from bowline.nn.slots import slots
 from bowline.nn.ties.ends import makes_logits
 from bowline.nn.ties.find import find_ties
-from bowline.train.build import batches_for, begins_at_unigram, model_for, settle_biases
+from bowline.train.build import batches_for, begins_at_unigram, check_model, model_for, settle_biases
 from bowline.train.checkpoints import steps_in
 from bowline.train.config import TrainConfig
 from bowline.train.corpus import Corpus, Survey, find_text
@@ -180,6 +180,7 @@ def train(
     place = Path(out)
     with ExitStack() as stack:
         processes = stack.enter_context(joined(checked_device(config.device)))
+        check_model(config)
         if processes.first:
             corpus = find_text(config.data, strict=config.strict, without=place)
             stack.enter_context(taken(place, config, corpus.survey, resume=resume))
