@@ -44,7 +44,9 @@ def untie_weights(
     of its state.
 
     Where the flag also scales the decoder's output (T5), the copied head takes the factor d_model^-1/2 upon itself, and
-    `scale_decoder_outputs` becomes false: the form of T5 v1.1, which every version of transformers reads alike.
+    `scale_decoder_outputs` becomes false: the form of T5 v1.1, which every version of transformers reads alike. Its
+    moments in `optimizer` are divided by the factor, as its gradient is from now on. Its rate stays the group's: to go
+    on with the same steps of logits AdamW needs the factor times that (`bowline.train.Trainer` sees to it).
 
     Raises:
         TieError: an unknown name, a tie whose ends are not shared, or a table's tie without the head's where the flag
