@@ -14,6 +14,7 @@ import time
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,7 +238,12 @@ def test_a_closed_stream_does_not_change_the_verdict(tmp_path: Path, closed: int
 
 def test_an_interrupt_ends_a_long_read_soon(tmp_path: Path) -> None:
     path = sparse(tmp_path, both("F32", (1 << 20, 1 << 16)))  # 512 GiB of zeros: hours
-    with subprocess.Popen(command(path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+
+    def heeding() -> None:  # a shell starts what runs in the background deaf to it, the tests perhaps
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command(path), preexec_fn=heeding, **pipes) as process:
         try:
             time.sleep(3)
             process.send_signal(signal.SIGINT)
