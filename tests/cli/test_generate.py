@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,25 @@ def test_draws_begin_with_a_temperature_and_are_repeated_by_a_seed(gpt2: Path) -
     assert drawn("--top-k", "1") == drawn() == drawn("--top-p", "0.000001")
 
 
+def test_a_checkpoint_that_says_so_is_drawn_from_unless_the_likeliest_are_asked_for(gpt2: Path, tmp_path: Path) -> None:
+    place = shutil.copytree(gpt2, tmp_path / "draws")
+
+    def said(*more: str) -> str:
+        return run("generate", str(place), TEXT, "--max-new-tokens", "20", *more)
+
+    likeliest = said()
+    for stated in ('{"do_sample": false, "temperature": 3.0}', '{"temperature": 3.0}', '{"do_sample": 1}', "[]"):
+        (place / "generation_config.json").write_text(stated)
+        assert said() == likeliest
+    (place / "generation_config.json").write_text('{"do_sample": true, "temperature": 3.0}')
+    assert said("--seed", "1") == said("--seed", "1") != said("--seed", "2")
+    assert said("--greedy") == likeliest == said("--top-k", "1")
+    assert said("--num-beams", "2") == run("generate", str(gpt2), TEXT, "--max-new-tokens", "20", "--num-beams", "2")
+    assert "--greedy and --top-k" in refused("generate", str(place), TEXT, "--greedy", "--top-k", "3")
+    (place / "generation_config.json").write_text('{"do_sample": true, "temperature": "hot"}')
+    assert "temperature='hot'" in refused("generate", str(place), TEXT)
+
+
 def test_a_terminal_is_given_pieces_that_make_the_same_text(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run("generate", str(gpt2), TEXT, "--max-new-tokens", "12")
     pieces: list[str] = []
@@ -138,7 +158,7 @@ def test_what_cannot_run_says_why(gpt2: Path, tmp_path: Path) -> None:
     where = str(gpt2)
     assert "no head for masks" in refused("fill-mask", where, "a [MASK]")
     assert "has no tokens" in refused("generate", where, "")
-    assert "--seed 1, and nothing is drawn" in refused("generate", where, TEXT, "--seed", "1")
+    assert "seed=1, and nothing is drawn" in refused("generate", where, TEXT, "--seed", "1")
     assert "top_p=2.0" in refused("generate", where, TEXT, "--top-p", "2")
     assert "device 'nowhere'" in refused("generate", where, TEXT, "--device", "nowhere")
     assert "the table of positions has 64" in refused("generate", where, TEXT, "--max-new-tokens", "400")

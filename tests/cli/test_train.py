@@ -55,7 +55,7 @@ def test_a_plan_the_log_where_it_is_and_what_to_try(config: Path, tmp_path: Path
     assert lines[-3].startswith("held-out perplexity ")
     assert lines[-3].endswith(f"after 4 steps; the model is in {out}")
     assert lines[-2:] == [
-        f'try: bowline generate {out} "def " --temperature 0.7 --top-k 40',
+        f'try: bowline generate {out} "def "',
         f"     bowline audit {out}",
     ]
     assert [record["step"] for record in read_log(out / "log.jsonl")] == [1, 4]

@@ -93,6 +93,11 @@ def test_the_directory_loads_everywhere_and_its_audit_is_clean(
         theirs = getattr(transformers, f"AutoModelFor{auto}").from_pretrained(place).eval()
         torch.testing.assert_close(theirs(ids, **others).logits, ours(ids, **others).logits)
     assert transformers_ids(place) == ids[0].tolist()
+    if family in ("gpt2", "lstm"):  # drawn as the directory says, in transformers too
+        texts = {"".join(text_pieces(place, "def ", max_new_tokens=20, seed=seed)) for seed in (1, 1, 2)}
+        assert len(texts) == 2
+    if family == "gpt2":
+        assert (theirs.generation_config.do_sample, theirs.generation_config.top_k) == (True, 40)
     if family == "bert":
         assert len(filled_text(place, "def [MASK](self)")[0].candidates) == 5
     else:

@@ -21,13 +21,14 @@ def generate(
     temperature: Annotated[float | None, typer.Option(help="Draw tokens; below 1, likely ones more often.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest with this much probability.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest token each time.")] = False,
     seed: Annotated[int | None, typer.Option(help="Draw the same again.")] = None,
     num_beams: Annotated[int, typer.Option(help="Follow so many hypotheses at once.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="Of beams: above 0 longer texts, below it shorter ones.")] = 1.0,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1, what was said is said again less often.")] = 1.0,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")] = "cpu",
 ) -> None:
-    """Go on with a text: the likeliest tokens, or drawn ones where temperature, top-k or top-p is given."""
+    """Go on with a text: the likeliest tokens, or drawn ones where the checkpoint or an option says so."""
     with needs_torch("generate"):
         from bowline.models.generation.text import text_pieces
     options: dict[str, Any] = {
@@ -38,9 +39,11 @@ def generate(
     }
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     drawn = {name: value for name, value in drawn.items() if value is not None}
-    if seed is not None and not drawn:
-        raise UsageError(f"--seed {seed}, and nothing is drawn", help="add --temperature 1, or leave --seed out")
-    pieces = text_pieces(path, text, device=device, seed=seed, do_sample=bool(drawn), **drawn, **options)
+    if drawn and greedy:
+        raise UsageError(f"--greedy and --{next(iter(drawn)).replace('_', '-')}", help="leave one of them out")
+    if drawn or greedy:
+        options["do_sample"] = not greedy
+    pieces = text_pieces(path, text, device=device, seed=seed, **drawn, **options)
     if sys.stdout.isatty():
         for piece in pieces:
             typer.echo(shown(piece), nl=False)

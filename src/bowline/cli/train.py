@@ -58,8 +58,8 @@ class RandomTokens(StrEnum):
 
 STOPPED = "stopped; --resume goes on from the last checkpoint, if there is one"
 TRY = {
-    "gpt2": 'bowline generate {} "def " --temperature 0.7 --top-k 40',
-    "lstm": 'bowline generate {} "def " --temperature 0.7 --top-k 40',
+    "gpt2": 'bowline generate {} "def "',
+    "lstm": 'bowline generate {} "def "',
     "bert": 'bowline fill-mask {} "def [MASK](self):"',
     "t5": 'bowline generate {} "for <extra_id_0> in range(10):"',
 }

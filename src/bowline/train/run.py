@@ -21,6 +21,7 @@ from bowline.checkpoint.durable import cannot_write
 from bowline.checkpoint.publish import publishing
 from bowline.errors import CheckpointError
 from bowline.models import PreTrainedModel
+from bowline.models.generation.text import GENERATION
 from bowline.models.pretrained import checked_device
 from bowline.nn.slots import slots
 from bowline.nn.ties.ends import makes_logits
@@ -38,6 +39,9 @@ from bowline.train.processes import joined
 from bowline.train.tokenizers import TextTokenizer, take_tokenizer, train_tokenizer
 
 __all__ = ["Outcome", "Plan", "Text", "prepare", "train"]
+
+DRAWS = {"do_sample": True, "temperature": 0.7, "top_k": 40}
+"""How `generate` goes on with a text, here and in transformers: the likeliest token alone soon repeats itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +202,8 @@ def train(
             settle_biases(model)
             try:
                 text.tokenizer.save(place)
+                if config.family in ("gpt2", "lstm"):
+                    (place / GENERATION).write_text(json.dumps(DRAWS, indent=2) + "\n")
                 model.eval().save_pretrained(place)
             except (OSError, CheckpointError) as error:
                 raise _kept(place, error) from error

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from bowline.checkpoint import open_checkpoint
+from bowline.checkpoint.fileset import FileSet
+from bowline.checkpoint.local import LocalDirectory
+from bowline.checkpoint.strict_json import loads
 from bowline.errors import CheckpointError, UsageError
 from bowline.models.auto import class_at
 from bowline.models.generation.fill_mask import FilledMask, fill_mask
 from bowline.models.generation.mixin import GenerationMixin
 from bowline.models.tokenizer import Tokenizer
 
-__all__ = ["filled_text", "text_pieces"]
+__all__ = ["GENERATION", "filled_text", "text_pieces"]
+
+GENERATION = "generation_config.json"
+DRAWS = ("temperature", "top_k", "top_p")
 
 
 def text_pieces(
@@ -24,10 +32,12 @@ def text_pieces(
 
     A space at the end of the text is not given to the model where it is a token of its own: to byte-level models a
     space belongs to the word after it, so the first new token is one that begins with it.
-    `options` are those of `GenerationMixin.generate`; beams come as one piece.
+    `options` are those of `GenerationMixin.generate`; beams come as one piece. Where they say nothing of `do_sample`,
+    the checkpoint's `generation_config.json` says whether tokens are drawn, and how.
 
     Raises:
-        UsageError: a model that does not generate, no tokenizer, a text without tokens, a device that is not there.
+        UsageError: a model that does not generate, no tokenizer, a text without tokens, a device that is not there, a
+            seed where nothing is drawn.
         CheckpointError: a checkpoint that lacks a part of the model, which would be drawn at random.
     """
     cls = class_at(path)
@@ -46,7 +56,11 @@ def text_pieces(
         ids = tokenizer.encode(text)
         spaced = tokenizer.beginning_with(" ")
         options["begin_suppress_tokens"] = [token for token in range(model.config.vocab_size) if token not in spaced]
+    if "do_sample" not in options and options.get("num_beams", 1) == 1:
+        options |= _stated_draws(path)
     if seed is not None:
+        if not options.get("do_sample"):
+            raise UsageError(f"seed={seed}, and nothing is drawn", help="add a temperature of 1, or leave the seed out")
         if not -(2**63) <= seed < 2**64:
             raise UsageError(f"seed={seed}: expected a number of 64 bits", help="any from 0 will do")
         options["generator"] = torch.Generator(model.device).manual_seed(seed)
@@ -57,6 +71,25 @@ def text_pieces(
     else:
         new = model.generate(prompt, **options)[0, 1 if cross else len(ids) :].tolist()
     return _pieces(tokenizer, new, "" if cross else text, [] if cross else ids)
+
+
+def _stated_draws(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """How `generation_config.json` says that tokens are drawn; nothing, where they are not."""
+    if Path(path).is_dir():
+        content = _generation_config(LocalDirectory(path))
+    else:
+        with open_checkpoint(path) as checkpoint:
+            content = _generation_config(checkpoint.files)
+    if content.get("do_sample") is not True:
+        return {}
+    return {name: content[name] for name in ("do_sample", *DRAWS) if content.get(name) is not None}
+
+
+def _generation_config(files: FileSet) -> dict[str, Any]:
+    if not files.has(GENERATION):
+        return {}
+    content = loads(files.read(GENERATION), GENERATION)
+    return content if isinstance(content, dict) else {}
 
 
 def filled_text(path: str | os.PathLike[str], text: str, *, top_k: int = 5, device: str = "cpu") -> list[FilledMask]:
