@@ -97,7 +97,9 @@ def test_the_directory_loads_everywhere_and_its_audit_is_clean(
         texts = {"".join(text_pieces(place, "def ", max_new_tokens=20, seed=seed)) for seed in (1, 1, 2)}
         assert len(texts) == 2
     if family == "gpt2":
-        assert (theirs.generation_config.do_sample, theirs.generation_config.top_k) == (True, 40)
+        stated = theirs.generation_config
+        assert (stated.do_sample, stated.temperature, stated.top_k) == (True, 0.7, 40)
+        assert stated.eos_token_id == theirs.config.eos_token_id is not None  # or a text would not end there
     if family == "bert":
         assert len(filled_text(place, "def [MASK](self)")[0].candidates) == 5
     else:

@@ -40,7 +40,7 @@ from bowline.train.tokenizers import TextTokenizer, take_tokenizer, train_tokeni
 
 __all__ = ["Outcome", "Plan", "Text", "prepare", "train"]
 
-DRAWS = {"do_sample": True, "temperature": 0.7, "top_k": 40}
+SAMPLING = {"do_sample": True, "temperature": 0.7, "top_k": 40}
 """How `generate` goes on with a text, here and in transformers: the likeliest token alone soon repeats itself."""
 
 
@@ -178,6 +178,7 @@ def train(
     Raises:
         UsageError: a directory that holds something else or another run; too little text; as `model_for` and
             `batches_for`; as `Trainer.train`.
+        CheckpointError: as `Trainer.train`; the model cannot be written where it is to go.
         TrainingError: as `Trainer.train`.
         KeyboardInterrupt: it was stopped, with a whole checkpoint.
     """
@@ -203,7 +204,8 @@ def train(
             try:
                 text.tokenizer.save(place)
                 if config.family in ("gpt2", "lstm"):
-                    (place / GENERATION).write_text(json.dumps(DRAWS, indent=2) + "\n")
+                    ends = {name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id")}
+                    (place / GENERATION).write_text(json.dumps({**ends, **SAMPLING}, indent=2) + "\n")
                 model.eval().save_pretrained(place)
             except (OSError, CheckpointError) as error:
                 raise _kept(place, error) from error

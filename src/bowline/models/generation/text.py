@@ -22,7 +22,6 @@ from bowline.models.tokenizer import Tokenizer
 __all__ = ["GENERATION", "filled_text", "text_pieces"]
 
 GENERATION = "generation_config.json"
-DRAWS = ("temperature", "top_k", "top_p")
 
 
 def text_pieces(
@@ -74,7 +73,10 @@ def text_pieces(
 
 
 def _stated_draws(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """How `generation_config.json` says that tokens are drawn; nothing, where they are not."""
+    """How `generation_config.json` says that tokens are drawn; nothing, where they are not.
+
+    As transformers has it, they are drawn from the likeliest 50 where it does not say, and from all where it says 0.
+    """
     if Path(path).is_dir():
         content = _generation_config(LocalDirectory(path))
     else:
@@ -82,7 +84,9 @@ def _stated_draws(path: str | os.PathLike[str]) -> dict[str, Any]:
             content = _generation_config(checkpoint.files)
     if content.get("do_sample") is not True:
         return {}
-    return {name: content[name] for name in ("do_sample", *DRAWS) if content.get(name) is not None}
+    stated = {name: content.get(name) for name in ("do_sample", "temperature", "top_k", "top_p")}
+    stated["top_k"] = {None: 50, 0: None}.get(stated["top_k"], stated["top_k"])
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 def _generation_config(files: FileSet) -> dict[str, Any]:
