@@ -98,11 +98,15 @@ def test_a_name_that_no_file_can_have_is_an_error_of_ours(name: str) -> None:
         find_text(name)
 
 
-def test_what_is_below_the_directory_of_the_run_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    for path in (tmp_path / "a.txt", tmp_path / "run" / "b.txt"):
+@pytest.mark.parametrize("run", ["run", "../text/run", "link/run"])
+def test_what_is_below_the_directory_of_the_run_is_left_out(run: str, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    (text / "run").mkdir(parents=True)
+    (tmp_path / "text" / "link").symlink_to(text)
+    for path in (text / "a.txt", text / "run.txt", text / "run" / "b.txt"):
         path.write_text("knot\n")
-    assert [path.name for path in find_text(tmp_path, without=tmp_path / "run").files] == ["a.txt"]
+    assert [path.name for path in find_text(text, without=text / run).files] == ["a.txt", "run.txt"]
+    assert len(find_text(text, without=text).files) == 3  # whose directory that is, is another's to ask
 
 
 @given(st.lists(st.sampled_from(["\n", "\n\n", "a" * 5000, "b c\n" * 900]), max_size=20).map("".join))

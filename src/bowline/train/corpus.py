@@ -178,10 +178,9 @@ def find_text(
     """
     places = [data] if isinstance(data, (str, os.PathLike)) else list(data)
     files: dict[Path, None] = {}
-    out = None if without is None else without.resolve()
     for place in places:
-        found = _stdlib() if place == STDLIB else _below(Path(place))
-        files.update(dict.fromkeys(path for path in found if out is None or not path.resolve().is_relative_to(out)))
+        found = _stdlib() if place == STDLIB else _below(Path(place), without)
+        files.update(dict.fromkeys(found))
     if not files:
         raise UsageError(
             f"{', '.join(map(str, places)) or 'no data'}: no files, expected text",
@@ -190,18 +189,26 @@ def find_text(
     return Corpus(list(files), strict=strict)
 
 
-def _below(place: Path) -> list[Path]:
+def _below(place: Path, without: Path | None) -> list[Path]:
     try:
         mode = place.stat().st_mode
     except (OSError, ValueError) as error:  # a ValueError at a NUL byte
         seen = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        raise UsageError(f"{str(place)!s:.200}: {seen:.200}", help=f"name files, a directory, or {STDLIB}") from None
+        raise UsageError(f"{place!s:.200}: {seen:.200}", help=f"name files, a directory, or {STDLIB}") from None
     if stat.S_ISREG(mode):
         return [place]
     if not stat.S_ISDIR(mode):
         raise UsageError(f"{place}: is neither a file nor a directory", help=f"name files, a directory, or {STDLIB}")
     found = (path for path in place.rglob("*") if not any(part[0] == "." for part in path.relative_to(place).parts))
-    return sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(place).parts)
+    out = None if without is None else _spelled_below(without, place)
+    files = (path for path in found if path.is_file() and not (out and path.is_relative_to(out)))
+    return sorted(files, key=lambda path: path.relative_to(place).parts)
+
+
+def _spelled_below(inner: Path, place: Path) -> Path | None:
+    """`inner` as a path that begins with `place`; `None` where it is not below it."""
+    real, root = inner.resolve(), place.resolve()
+    return place / real.relative_to(root) if real != root and real.is_relative_to(root) else None
 
 
 def _stdlib() -> list[Path]:
