@@ -35,7 +35,7 @@ KINDS = {
 
 
 def profiled(name: str, dtype: str) -> dict[str, float]:
-    """In this process: milliseconds of one step by kind, and of the step on the clock."""
+    """In this process: seconds of one step by kind, and of the step on the clock."""
     warnings.simplefilter("ignore")
     build, train = CONTENDERS[name]
     ends: list[float] = []

@@ -1,12 +1,28 @@
-"""A config of each family, of any size."""
+"""A config of each family, of any size; and the class of each that makes logits."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from bowline.models import BertConfig, GPT2Config, LSTMConfig, T5Config
+from bowline.models import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LSTMConfig,
+    LSTMLMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
-__all__ = ["configs"]
+__all__ = ["CLASSES", "configs"]
+
+CLASSES: dict[str, type[Any]] = {
+    "bert": BertForMaskedLM,
+    "gpt2": GPT2LMHeadModel,
+    "t5": T5ForConditionalGeneration,
+    "lstm": LSTMLMHeadModel,
+}
 
 
 def configs(vocab_size: int, width: int, layers: int) -> dict[str, Any]:

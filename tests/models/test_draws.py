@@ -5,23 +5,17 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
-from bowline.models import BertForPreTraining, GPT2LMHeadModel, LSTMLMHeadModel, T5ForConditionalGeneration
+from bowline.models import BertForPreTraining
 from bowline.nn import init_weights
 from bowline.recipes import Role, constant, usual
-from tests.models.sizes import configs
+from tests.models import sizes
 
-CLASSES: dict[str, type[Any]] = {
-    "bert": BertForPreTraining,
-    "gpt2": GPT2LMHeadModel,
-    "t5": T5ForConditionalGeneration,
-    "lstm": LSTMLMHeadModel,
-}
-CONFIGS = configs(300, 64, 2)
+CLASSES = {**sizes.CLASSES, "bert": BertForPreTraining}  # which has more to draw
+CONFIGS = sizes.configs(300, 64, 2)
 
 
 @pytest.mark.parametrize("family", CLASSES)

@@ -10,21 +10,11 @@ import torch
 
 from bowline.errors import ConfigError
 from bowline.models import (
-    BertForMaskedLM,
     GPT2Config,
-    GPT2LMHeadModel,
-    LSTMLMHeadModel,
-    T5ForConditionalGeneration,
     load,
 )
-from tests.models.sizes import configs
+from tests.models.sizes import CLASSES, configs
 
-CLASSES: dict[str, type[Any]] = {
-    "bert": BertForMaskedLM,
-    "gpt2": GPT2LMHeadModel,
-    "t5": T5ForConditionalGeneration,
-    "lstm": LSTMLMHeadModel,
-}
 CONFIGS = configs(11, 8, 1)
 IDS = torch.tensor([[2, 5, 7, 3]])
 

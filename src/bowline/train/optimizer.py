@@ -121,12 +121,11 @@ def untie(model: nn.Module, optimizer: Optimizer) -> None:
     A T5's head takes the factor of its logits upon itself and is that much smaller than the table: so is its rate.
     """
     scale = head_scale(model)
-    undone = {tie.target for tie in untie_weights(model, optimizer=optimizer)}
-    if scale == 1.0:
+    if not untie_weights(model, optimizer=optimizer) or scale == 1.0:
         return
     head = model.get_output_embeddings().weight  # type: ignore[operator]
     group = group_of(optimizer, head)
-    if group is None or not undone:
+    if group is None:  # it is not trained
         return
     at = next(at for at, parameter in enumerate(group["params"]) if parameter is head)
     own = {key: value for key, value in group.items() if key not in ("params", "param_names")}

@@ -93,9 +93,7 @@ def linear_cross_entropy(
     total = reduction != "none" and not return_lse
     name = pick(hidden, weight, total, return_logits, backend)
     ends = hidden, weight, bias
-    dtype = (
-        None if name in ("reference", "torch") else _autocast_dtype(hidden, weight, name)
-    )  # those two autocast knows
+    dtype = _autocast_dtype(hidden, weight, name)
     if dtype is not None:
         ends = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     with nullcontext() if dtype is None else torch.autocast(weight.device.type, enabled=False):
@@ -126,9 +124,16 @@ def linear_cross_entropy(
 
 
 def _autocast_dtype(hidden: torch.Tensor, weight: torch.Tensor, backend: str) -> torch.dtype | None:
-    """What autocast would multiply in, if it is on; float32 where only casts, and no products, would be gained."""
+    """What autocast, if it is on, would multiply in; float32 where casts would be all that comes of it.
+
+    `None` where nothing is to be done: the functions that two of the backends call are known to autocast itself.
+    """
     kind = weight.device.type
-    if not torch.is_autocast_enabled(kind) or torch.float64 in (hidden.dtype, weight.dtype):
+    if (
+        backend in ("reference", "torch")
+        or not torch.is_autocast_enabled(kind)
+        or torch.float64 in (hidden.dtype, weight.dtype)
+    ):
         return None
     dtype = torch.get_autocast_dtype(kind)
     wide = backend == "chunked" and kind == "cpu" and weight.dtype == torch.float32 and emulated(dtype)
