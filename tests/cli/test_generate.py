@@ -105,7 +105,9 @@ def test_a_checkpoint_that_says_so_is_drawn_from_unless_the_likeliest_are_asked_
         (place / "generation_config.json").write_text(f'{{"do_sample": true, "temperature": 3.0{stated_k}}}')
         assert said("--seed", "1") == said("--temperature", "3", *same, "--seed", "1")
     assert said("--num-beams", "2") == run("generate", str(gpt2), TEXT, "--max-new-tokens", "20", "--num-beams", "2")
-    assert "--greedy and --top-k" in refused("generate", str(place), TEXT, "--greedy", "--top-k", "3")
+    assert "--greedy takes the likeliest token, --top-k draws one" in refused(
+        "generate", str(place), TEXT, "--greedy", "--top-k", "3"
+    )
     (place / "generation_config.json").write_text('{"do_sample": true, "temperature": "hot"}')
     assert "temperature='hot'" in refused("generate", str(place), TEXT)
 

@@ -40,7 +40,8 @@ def generate(
     drawn = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     drawn = {name: value for name, value in drawn.items() if value is not None}
     if drawn and greedy:
-        raise UsageError(f"--greedy and --{next(iter(drawn)).replace('_', '-')}", help="leave one of them out")
+        option = next(iter(drawn)).replace("_", "-")
+        raise UsageError(f"--greedy takes the likeliest token, --{option} draws one", help="leave one of them out")
     if drawn or greedy:
         options["do_sample"] = not greedy
     pieces = text_pieces(path, text, device=device, seed=seed, **drawn, **options)

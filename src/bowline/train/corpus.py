@@ -193,8 +193,9 @@ def _below(place: Path, without: Path | None) -> list[Path]:
     try:
         mode = place.stat().st_mode
     except (OSError, ValueError) as error:  # a ValueError at a NUL byte
-        seen = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        raise UsageError(f"{place!s:.200}: {seen:.200}", help=f"name files, a directory, or {STDLIB}") from None
+        why = getattr(error, "strerror", None) or error
+        seen = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {why}"
+        raise UsageError(f"{place!s:.200}: {seen}", help=f"name files, a directory, or {STDLIB}") from None
     if stat.S_ISREG(mode):
         return [place]
     if not stat.S_ISDIR(mode):
