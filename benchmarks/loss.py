@@ -4,8 +4,9 @@ Every variant computes the same loss on the same numbers, and they take turns. T
 logits, the gradient of hidden and that of the matrix, by `torch.mm`, and by the library that Bowline found faster.
 
 For the memory each runs in a process of its own, as in `benchmarks.models`: peak resident memory of one step above the
-resident matrix, its gradient included. On a GPU it is what torch's allocator has given out at its peak, above the same.
-Where there is a GPU everything runs there. Libraries that are unpacked in `.peers` are found there.
+resident matrix, its gradient included. On a GPU it is what torch's allocator has given out at its peak, above the same,
+and they share a process. Where there is a GPU everything runs there. Libraries that are unpacked in `.peers` are found
+there.
 
 `python -m benchmarks loss` runs all of it; `python -m benchmarks.loss CASE DTYPE ROUNDS` one case.
 """
@@ -55,9 +56,9 @@ class Case:
 
     def tensors(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The matrix (V, D), and ids and labels (N,), the same every time."""
-        generator = torch.Generator().manual_seed(0)
-        weight = (torch.randn(self.size, self.width, generator=generator) * 0.02).to(DEVICE, dtype).requires_grad_()
-        ids, labels = (torch.randint(0, self.size, (self.rows,), generator=generator).to(DEVICE) for _ in range(2))
+        here: Any = {"generator": torch.Generator(DEVICE).manual_seed(0), "device": DEVICE}
+        weight = (torch.randn(self.size, self.width, **here) * 0.02).to(dtype).requires_grad_()
+        ids, labels = (torch.randint(0, self.size, (self.rows,), **here) for _ in range(2))
         return weight, ids, labels
 
 
@@ -248,7 +249,9 @@ def _wait() -> None:
 
 
 def peak_megabytes(case: str, dtype: str, name: str) -> float:
-    """Peak memory of one step above the resident matrix, in a process of its own."""
+    """Peak memory of one step above the resident matrix, on a CPU in a process of its own."""
+    if DEVICE == "cuda":
+        return _peak_here(CASES[case], DTYPES[dtype], name)
     command = [sys.executable, "-m", "benchmarks.loss", "--peak", case, dtype, name]
     return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
 
@@ -314,7 +317,7 @@ def run() -> str:
         [
             "# The tied loss: both ends of the vocabulary in a training step",
             f"Median of {ROUNDS} interleaved rounds, {torch.get_num_threads()} threads. The floor is {FLOORS[0]}. "
-            "Memory: peak of a step above the resident matrix, in a process of its own.",
+            f"Memory: peak of a step above the resident matrix{', in a process of its own' * (DEVICE == 'cpu')}.",
             _machine(),
             *(table(name, dtype) for name in LARGE for dtype in DTYPES),
         ]

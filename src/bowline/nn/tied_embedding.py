@@ -9,13 +9,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.errors import UsageError
+from bowline.nn.row_sums import add_rows, summed_rows
 from bowline.nn.shared_gradient import offer, take
 from bowline.nn.transformed import in_torch_func
 
-__all__ = ["TiedEmbedding", "add_rows", "tied_embedding"]
-
-BLOCK = 2**22
-"""Numbers of a block of columns in which rows are summed: 16 MB in float32."""
+__all__ = ["TiedEmbedding", "tied_embedding"]
 
 
 def tied_embedding(ids: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
@@ -74,39 +72,6 @@ class TiedEmbedding(nn.Embedding):
         return tied_embedding(input, self.weight, self.padding_idx)
 
 
-def add_rows(
-    table: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor, padding_idx: int = -1, read_ids: bool | None = None
-) -> None:
-    """table[v] += the sum of the rows n with ids[n] = v, in place, rounded once; rows at padding_idx are left out.
-
-    table (V, D), ids (N,), rows (N, D). The sums are of float32 or wider, in an order that does not change from run to
-    run. Beside the table there are N rows or blocks of 16 MB, whatever is less. Where the ids may not be read, as on a
-    GPU by default, nothing waits for their values.
-    """
-    ids, wide = ids.long(), torch.promote_types(table.dtype, torch.float32)
-    if read_ids is None:
-        read_ids = table.device.type == "cpu"
-    if read_ids and padding_idx >= 0 and (ids == padding_idx).any():
-        kept = (ids != padding_idx).nonzero()[:, 0]
-        ids, rows = ids[kept], rows[kept]
-    if read_ids and wide == table.dtype:
-        table.index_add_(0, ids, rows.to(wide))
-        return
-    if read_ids:
-        places, slots = ids.unique(return_inverse=True)
-        count = len(places)
-    else:  # of the positions of one id any may stand for all
-        places, count, position = ids, len(ids), ids.new_empty(len(table))
-        position[ids] = torch.arange(count, device=ids.device)
-        slots = position[ids].masked_fill(ids == padding_idx, count)
-    width = max(64, BLOCK // max(1, len(ids)))
-    for first in range(0, table.shape[1], width):
-        part, some = table[:, first : first + width], rows[:, first : first + width]
-        sums = _dense(some.to(wide), slots, count + 1, count)
-        sums = sums[:count] if read_ids else sums[slots]
-        part.index_copy_(0, places, sums.add_(part[places]).to(table.dtype))  # equal ids write the same
-
-
 class _Lookup(torch.autograd.Function):
     """ids (...), weight (V, D), padding_idx or -1, to (..., D)."""
 
@@ -125,17 +90,12 @@ class _Lookup(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         shared = take(ctx, 1) if type(gradient) is torch.Tensor else None
         if shared is not None:
-            add_rows(shared, ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1]), ctx.padding_idx)
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            add_rows(shared, ids.reshape(-1), rows, padding_idx=ctx.padding_idx)
             return None, None, None
-        of_weight = _dense(gradient, ids, ctx.size, ctx.padding_idx)
+        of_weight = summed_rows(gradient, ids, ctx.size, ctx.padding_idx)
         offer(ctx, 1, of_weight)  # to the next lookup of the same matrix
         return None, of_weight, None
-
-
-def _dense(rows: torch.Tensor, ids: torch.Tensor, size: int, padding_idx: int) -> torch.Tensor:
-    """The gradient of `F.embedding`, differentiable itself."""
-    gradient: torch.Tensor = torch.ops.aten.embedding_dense_backward(rows, ids, size, padding_idx, False)
-    return gradient
 
 
 def _left_to_torch(ids: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from bowline.nn.loss import linear_cross_entropy, resources, softmax, sweep, triton_kernel
+from bowline.nn import kernels, row_sums
+from bowline.nn.loss import linear_cross_entropy, resources, softmax, sweep, sweep_gpu, triton_kernel, twice
 from bowline.nn.loss.chunks import padded
+from bowline.nn.loss.job import Job, Wanted
+from bowline.nn.loss.options import Options
+from bowline.nn.loss.resources import Resources
 from bowline.nn.loss.rule import Rule
 from tests.nn.loss.cases import OPTIONS, V, case, gradients
 
@@ -37,30 +42,46 @@ def room(rows: int, size: int, dtype: torch.dtype, fill: float = torch.nan) -> t
 
 
 def exact(
-    x: torch.Tensor, banned: torch.Tensor | None, of_loss: torch.Tensor, of_lse: torch.Tensor | None, rule: Rule
+    x: torch.Tensor,
+    labels: torch.Tensor,
+    banned: torch.Tensor | None,
+    of_loss: torch.Tensor,
+    of_lse: torch.Tensor | None,
+    rule: Rule,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The lse, the sum of the logits, and the gradient of x but for the label's part, by float64 autograd."""
+    """The losses, the lse, and the gradient of x, by float64 autograd; the label is -1 where there is none."""
     x = x.detach().double().requires_grad_()
     y = rule.scale * x
     if rule.softcap is not None:
         y = rule.softcap * torch.tanh(y / rule.softcap)
     allowed = torch.ones(x.shape[1], dtype=torch.bool) if banned is None else ~banned
     lse, added = y[:, allowed].logsumexp(1), y[:, allowed].sum(1)
-    total = of_loss.double() @ (lse + rule.z_loss * lse.square() - rule.share * added)
+    label = y.gather(1, labels.clamp(min=0)[:, None])[:, 0]
+    losses = lse - rule.kept * label - rule.share * added + rule.z_loss * lse.square()
+    losses = losses.masked_fill(labels < 0, 0.0)
+    total = of_loss.double() @ losses
     if of_lse is not None:
         total = total + of_lse.double() @ lse
     (gradient,) = torch.autograd.grad(total, x)
-    return lse.detach(), added.detach(), gradient
+    return losses.detach(), lse.detach(), gradient
 
 
-@pytest.mark.parametrize("dtype", triton_kernel.DTYPES)
+def whole(x: torch.Tensor, labels: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
+    """The gradient, each row's own column put back where the kernel has left 0."""
+    assert own is not None
+    places = labels.clamp(min=0)[:, None]
+    assert not x.gather(1, places).any()
+    return x.double().scatter(1, places, own.double()[:, None])
+
+
+@pytest.mark.parametrize("dtype", kernels.DTYPES)
 @pytest.mark.parametrize("factor", [1.0, 0.5, 0.0, torch.nan, torch.inf])
 def test_a_gradient_is_multiplied_where_it_lies(dtype: torch.dtype, factor: float) -> None:
     for shape in [(1,), (16,), (7, 13), (4, 64)]:
         x = torch.randn(shape).to(dtype)
         expected, beyond = x * factor, torch.full((x.numel() + 40,), 3.0, dtype=dtype)
         part = beyond[: x.numel()].view(shape).copy_(x)
-        found = triton_kernel.multiply_(part, torch.tensor(factor))
+        found = kernels.multiply_(part, torch.tensor(factor))
         assert found is part
         torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0, equal_nan=True)
         assert (beyond[x.numel() :] == 3.0).all(), "it wrote behind the gradient"
@@ -73,57 +94,64 @@ def test_a_gradient_is_multiplied_where_it_lies(dtype: torch.dtype, factor: floa
         *((EVERYTHING, size > 8, True, size) for size in (1, 2, 13, 16, 70)),
     ],
 )
-def test_lse_sum_and_gradient_are_those_of_float64(rule: Rule, masked: bool, with_lse: bool, size: int) -> None:
-    x, of_loss = room(3, size, torch.float32), torch.tensor([0.5, 0.0, -1.5])
-    of_lse = torch.tensor([0.25, 2.0, 0.0]) if with_lse else None
+def test_loss_lse_and_gradient_are_those_of_float64(rule: Rule, masked: bool, with_lse: bool, size: int) -> None:
+    x, of_loss = room(4, size, torch.float32), torch.tensor([0.5, 0.0, -1.5, 1.0])
+    of_lse = torch.tensor([0.25, 2.0, 0.0, 0.5]) if with_lse else None
     banned = torch.arange(size) % 5 == 1 if masked else None
-    lse, added, gradient = exact(x, banned, of_loss, of_lse, rule)
-    found = triton_kernel.softmax_rows(x, banned, of_loss, of_lse, rule)
-    torch.testing.assert_close(found[0].double(), lse, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(found[1].double(), added if rule.share else 0 * added, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(x.double(), gradient, rtol=1e-5, atol=1e-6)
+    labels = torch.tensor([0, -1, size - 1 - (masked and (size - 1) % 5 == 1), -1])
+    losses, lse, gradient = exact(x, labels, banned, of_loss, of_lse, rule)
+    found = triton_kernel.softmax_rows(x, labels, -1, banned, of_loss, of_lse, rule)
+    torch.testing.assert_close(found.lse.double(), lse, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found.losses.double(), losses, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(whole(x, labels, found.of_label), gradient, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
-    x, of_loss = room(3, 37, dtype), torch.tensor([0.5, 1.0, -1.5])
-    lse, _, gradient = exact(x, None, of_loss, None, EVERYTHING)
-    found, _ = triton_kernel.softmax_rows(x, None, of_loss, None, EVERYTHING)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), lse, rtol=1e-6, atol=1e-6)
+def test_half_precision_is_rounded_once_and_the_label_never(dtype: torch.dtype) -> None:
+    x, of_loss, labels = room(3, 37, dtype), torch.tensor([0.5, 1.0, -1.5]), torch.tensor([3, 36, 17])
+    _, lse, gradient = exact(x, labels, None, of_loss, None, EVERYTHING)
+    found = triton_kernel.softmax_rows(x, labels, -1, None, of_loss, None, EVERYTHING)
+    assert found.lse.dtype == torch.float32
+    torch.testing.assert_close(found.lse.double(), lse, rtol=1e-6, atol=1e-6)
     bits = 1.01 if dtype == torch.bfloat16 else 0.51  # the interpreter cuts bits of bf16 off, and a GPU rounds
     near = bits * torch.finfo(dtype).eps * gradient.abs().clamp(min=torch.finfo(dtype).smallest_normal)
-    assert ((x - gradient).abs() <= near + 1e-6).all()
+    assert ((whole(x, labels, found.of_label) - gradient).abs() <= near + 1e-6).all()
+    assert found.of_label is not None
+    exactly = gradient.gather(1, labels[:, None])[:, 0]
+    torch.testing.assert_close(found.of_label.double(), exactly, rtol=1e-6, atol=1e-6)
 
 
 def test_without_a_gradient_the_products_stay() -> None:
     x = room(2, 13, torch.float32)
     before = x.clone()
-    triton_kernel.softmax_rows(x, None, None, None, EVERYTHING)
+    found = triton_kernel.softmax_rows(x, torch.tensor([2, -1]), -1, None, None, None, EVERYTHING)
     assert torch.equal(x, before)
+    assert found.of_label is None
 
 
 @pytest.mark.parametrize("far", [-1e4, 1e4])
 @pytest.mark.parametrize("masked", [False, True])
 def test_logits_far_from_zero_do_not_overflow_block_by_block(far: float, masked: bool) -> None:
-    x = room(2, 70, torch.float32)
+    x, labels = room(2, 70, torch.float32), torch.tensor([40, 69])
     x += torch.linspace(far, 2 * far, 70)
     banned = torch.arange(70) < 32 if masked else None  # two whole blocks
-    lse, _, gradient = exact(x, banned, torch.ones(2), None, PLAIN)
-    found, _ = triton_kernel.softmax_rows(x, banned, torch.ones(2), None, PLAIN)
-    torch.testing.assert_close(found.double(), lse)
-    torch.testing.assert_close(x.double(), gradient, rtol=1e-2, atol=1e-5)  # float32 has steps of 1e-3 there
+    _, lse, gradient = exact(x, labels, banned, torch.ones(2), None, PLAIN)
+    found = triton_kernel.softmax_rows(x, labels, -1, banned, torch.ones(2), None, PLAIN)
+    torch.testing.assert_close(found.lse.double(), lse)
+    torch.testing.assert_close(whole(x, labels, found.of_label), gradient, rtol=1e-2, atol=1e-5)  # steps of 1e-3 there
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_infinities_are_what_they_are_to_the_plain_operations(bad: float, everywhere: bool) -> None:
-    x = room(2, 20, torch.float32)
+    x, labels = room(2, 20, torch.float32), torch.tensor([9, 3])
     x[0, slice(None) if everywhere else 9] = bad
     plain = x.clone()
-    expected = softmax._part(PLAIN, softmax._kept_powers)(plain, None, torch.ones(2), None)
-    found = triton_kernel.softmax_rows(x, None, torch.ones(2), None, PLAIN)
-    torch.testing.assert_close(found, expected, equal_nan=True)
+    arguments = (labels, torch.ones(2), None, Options())
+    expected = softmax.chunk_loss(plain, *arguments, Resources(compiler=False))
+    found = softmax.chunk_loss(x, *arguments, Resources())
+    for name in ("losses", "lse", "of_label"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), equal_nan=True)
     torch.testing.assert_close(x, plain, equal_nan=True)
 
 
@@ -131,8 +159,53 @@ def test_infinities_are_what_they_are_to_the_plain_operations(bad: float, everyw
 def test_a_row_that_nothing_comes_back_for_gets_none_whatever_it_holds(bad: float) -> None:
     x, of_loss = room(2, 20, torch.float32), torch.tensor([0.0, 1.0])
     x[0] = bad
-    triton_kernel.softmax_rows(x, None, of_loss, None, PLAIN)
+    found = triton_kernel.softmax_rows(x, torch.tensor([4, 5]), -1, None, of_loss, None, PLAIN)
     assert not x[0].any() and x[1].any()
+    assert found.of_label is not None and found.of_label[0] == 0
+
+
+def test_a_label_that_is_no_token_has_no_loss_and_nothing_else_is_read() -> None:
+    x = room(3, 20, torch.float32)
+    found = triton_kernel.softmax_rows(x, torch.tensor([20, 3, -7]), -1, None, torch.ones(3), None, PLAIN)
+    assert found.losses.isnan().tolist() == [True, False, True]
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", kernels.DTYPES)
+@pytest.mark.parametrize("with_factors", [False, True])
+@pytest.mark.parametrize(("count", "size", "width"), [(1, 1, 1), (40, 5, 7), (33, 100, 64), (70, 2, 1030)])
+def test_rows_of_one_id_are_summed_in_float32_and_rounded_once(
+    dtype: torch.dtype, with_factors: bool, count: int, size: int, width: int
+) -> None:
+    torch.manual_seed(count)
+    table, rows = torch.randn(size, width).to(dtype), torch.randn(count, width).to(dtype)
+    ids, factors = torch.randint(0, size, (count,)), torch.randn(count) if with_factors else None
+    wide = rows.double() if factors is None else rows.double() * factors.double()[:, None]
+    exactly = table.double().index_add(0, ids, wide)
+    row_sums.add_rows(table, ids, rows, factors)
+    near = (1.01 if dtype == torch.bfloat16 else 0.51) * torch.finfo(dtype).eps
+    assert ((table - exactly).abs() <= near * exactly.abs() + 1e-4 * near + 1e-5).all()
+
+
+def test_rows_at_the_padding_row_and_at_no_row_are_left_out() -> None:
+    table = torch.zeros(4, 3)
+    row_sums.add_rows(table, torch.tensor([1, 3, 1, 9, -2]), torch.ones(5, 3), padding_idx=3)
+    assert table[:, 0].tolist() == [0.0, 2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_labels_rows_are_added_to_a_product(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    product, weight, own = torch.randn(5, 37), torch.randn(9, 37).to(dtype), torch.randn(5)
+    ids, out = torch.tensor([8, 0, 3, 3, 1]), torch.full((5, 40), 7.0, dtype=dtype)
+    triton_kernel.add_own_rows(product, weight, ids, own, out[:, :37])
+    expected = product + own[:, None] * weight[ids].float()
+    torch.testing.assert_close(
+        out[:, :37].float(), expected, rtol=0.008 if dtype == torch.bfloat16 else 1e-6, atol=1e-6
+    )
+    assert (out[:, 37:] == 7.0).all()
 
 
 # --- where it is chosen -----------------------------------------------------------------------------------------------
@@ -140,15 +213,15 @@ def test_a_row_that_nothing_comes_back_for_gets_none_whatever_it_holds(bad: floa
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Rule]:
-    """The rules that the kernel was called with, and chunks of three rows for everything."""
+    """The rules that the kernel was called with; nothing is made in place."""
     found: list[Rule] = []
 
     def counted(*args: Any) -> Any:
         found.append(args[-1])
         return triton_kernel.softmax_rows(*args)
 
-    monkeypatch.setattr(softmax, "_kernel", lambda device: counted)
-    monkeypatch.setattr(sweep, "fits_in_place", lambda *_: False, raising=False)
+    monkeypatch.setattr(softmax, "softmax_rows", counted)
+    monkeypatch.setattr(sweep, "sweep_on_cpu", sweep_gpu.sweep_on_gpu)
     return found
 
 
@@ -190,6 +263,43 @@ def test_it_is_not_for_float64_nor_where_nothing_may_be_compiled(calls: list[Rul
     assert calls == []
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("reduction", "with_lse"), [("mean", False), ("none", True)])
+@pytest.mark.parametrize("block", [4, 64])
+def test_logits_made_twice_give_the_references_gradients(
+    options: dict[str, Any], reduction: Any, with_lse: bool, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twice, "_block", lambda *_: block)
+    monkeypatch.setattr(
+        sweep, "sweep_on_cpu", lambda job: (twice.sweep_twice if job.wanted.any() else sweep_gpu.sweep_on_gpu)(job)
+    )
+    ends, found = case(), []
+    for backend, dtype in (("chunked", torch.float32), ("reference", torch.float64)):
+        hidden, weight, bias = (
+            end.detach().to(dtype).requires_grad_() for end in (ends[0], ends[1], ends[3]) if end is not None
+        )
+        given = linear_cross_entropy(
+            hidden, weight, ends[2], bias=bias, reduction=reduction, return_lse=with_lse, backend=backend, **options
+        )
+        loss, lse = given if with_lse else (given, torch.zeros(()))
+        back = gradients(loss.square().sum() + lse.sum(), hidden, weight, bias)
+        found.append([one.double() for one in (loss, lse, *back)])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_are_made_twice_where_sums_do_not_fit() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(300, 64).bfloat16(), torch.randn(2000, 64).bfloat16()
+    job = Job(hidden, weight, None, torch.arange(300), Options(), Resources(), Wanted(weight=True), torch.ones(300))
+    assert [twice.needs_twice(replace(job, allowed=Resources(budget=b))) for b in (None, 2**18, 2**19, 2**21)] == [
+        False,
+        True,
+        False,  # twice the gradient fits
+        False,
+    ]
+
+
 def test_it_is_found_where_triton_is() -> None:
-    assert softmax._kernel("cpu") is triton_kernel.softmax_rows
-    assert softmax.triton_runs_on(torch.device("cpu"))
+    assert kernels.kernels_run_on(torch.zeros(1))
+    assert not kernels.kernels_run_on(torch.zeros(1).double())
+    assert kernels.triton_runs_on(torch.device("cpu"))

@@ -7,6 +7,7 @@ import torch
 
 from bowline.nn.loss import chunks, gpu_products, linear_cross_entropy, sweep
 from bowline.nn.loss.gpu_products import GpuProducts
+from bowline.nn.loss.sweep_gpu import sweep_on_gpu
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -33,8 +34,7 @@ def test_a_sweep_with_them_gives_the_gradients(
     dtype: torch.dtype, near: float, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_products, "_widens", lambda _: False)
-    monkeypatch.setattr(sweep, "products_for", lambda *_: GpuProducts())
-    monkeypatch.setattr(sweep, "fits_in_place", lambda *_: False)
+    monkeypatch.setattr(sweep, "sweep_on_cpu", sweep_on_gpu)
     monkeypatch.setattr(chunks, "ROOFLINE", {"cpu": (rows, rows), "cuda": (rows, rows)})
     torch.manual_seed(0)
     ends = [torch.randn(*shape).to(dtype) for shape in ((40, 16), (70, 16))]

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.nn.loss import in_place, linear_cross_entropy, resources, sweep
+from bowline.nn.loss import in_place, linear_cross_entropy, resources, sweep_cpu
+from bowline.nn.loss.job import Job
 from tests.nn.loss.cases import OPTIONS, gradients
 
 V = 300
@@ -23,11 +24,11 @@ def tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each sweep took in place."""
     found: list[int] = []
 
-    def counted(hidden: torch.Tensor, *args: Any, **options: Any) -> Any:
-        found.append(len(hidden))
-        return in_place.sweep_in_place(hidden, *args, **options)
+    def counted(job: Job, *args: Any, **options: Any) -> Any:
+        found.append(len(job.hidden))
+        return in_place.sweep_in_place(job, *args, **options)
 
-    monkeypatch.setattr(sweep, "sweep_in_place", counted)
+    monkeypatch.setattr(sweep_cpu, "sweep_in_place", counted)
     return found
 
 

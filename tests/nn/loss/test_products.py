@@ -90,3 +90,13 @@ def test_rows_of_a_gpus_chunk_are_whole_tiles() -> None:
     assert chunk_rows(8192, 151936, torch.bfloat16, gpu, 2**30) == 2816  # three chunks
     assert chunk_rows(8192, 50257, torch.bfloat16, gpu, 2**30) == 4096
     assert chunk_rows(130, 151936, torch.bfloat16, gpu, 2**30) == 130  # one
+
+
+@pytest.mark.usefixtures("real_chunks")
+def test_the_sums_of_chunks_come_off_the_budget_and_are_not_needed_for_one() -> None:
+    gpu, half = torch.device("cuda"), torch.bfloat16
+    qwen, llama = 151936 * 1024 * 2, 128256 * 4096 * 2
+    assert chunk_rows(8192, 151936, half, gpu, 2**30, sums=qwen) == 2048  # four chunks
+    assert chunk_rows(8192, 128256, half, gpu, 2 * llama, sums=llama) == 8192  # one
+    assert chunk_rows(8320, 128256, half, gpu, 2 * llama, sums=llama) == 2816
+    assert chunk_rows(0, 128256, half, gpu, 2**30, sums=llama) == 1

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from bowline.nn import kernels
 from bowline.nn.loss import softmax
+from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
-from bowline.nn.loss.rule import Rule
 
 ROOT = Path(__file__).parents[3]
 TRITON = ROOT / ".peers" / "triton"
@@ -26,10 +27,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from bowline.nn.loss import triton_kernel
 
-kinds = {"x": "*" + sys.argv[1], "banned": "*u8", "stride": "i32", "size": "i32"}
-kinds |= dict.fromkeys(("of_loss", "of_lse", "lse", "added"), "*fp32")
-kinds |= dict.fromkeys(("scale", "softcap", "z_loss", "share"), "fp32")
-given = set(kinds) if sys.argv[3] == "everything" else {"x", "stride", "size", "of_loss", "lse", "added"}
+kinds = {"x": "*" + sys.argv[1], "banned": "*u8", "stride": "i32", "size": "i32", "labels": "*i64", "ignored": "i32"}
+kinds |= dict.fromkeys(("of_loss", "of_lse", "losses", "lse", "own"), "*fp32")
+kinds |= dict.fromkeys(("scale", "softcap", "z_loss", "share", "kept"), "fp32")
+given = set(kinds) - {"banned", "of_lse", "scale", "softcap", "z_loss", "share"}
+if sys.argv[3] == "everything":
+    given = set(kinds)
 signature, constants, aligned = {}, {}, {}
 for place, name in enumerate(triton_kernel._row.arg_names):
     signature[name] = kinds[name] if name in given else "constexpr"
@@ -46,11 +49,11 @@ COMPILE_MULTIPLY = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bowline.nn.loss import triton_kernel
+from bowline.nn import kernels
 
 signature = {"x": "*bf16", "factor": "*fp32", "size": "i32", "BLOCK": "constexpr"}
 aligned = {(0,): [["tt.divisibility", 16]], (2,): [["tt.divisibility", 16]]}
-source = ASTSource(triton_kernel._multiply, signature, {(3,): triton_kernel.BLOCK}, aligned)
+source = ASTSource(kernels._multiply, signature, {(3,): kernels.BLOCK}, aligned)
 print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8}).asm["ptx"])
 """
 
@@ -95,7 +98,8 @@ def test_it_compiles_for_a_gpu_and_reads_and_writes_whole_vectors(
     ptx: str = made["ptx"]
     assert made["binary"] > 1000
     assert ptx.count("ld.global.v4") >= 4 and ptx.count("st.global.v4") >= 2
-    assert not [line for line in ptx.splitlines() if "global.b16" in line or "global.b8" in line]
+    alone = [line for line in ptx.splitlines() if "global.b16" in line or "global.b8" in line]
+    assert len(alone) == (1 if options == "none" else 2), alone  # of the label, what it is and whether it is masked
     assert "cvt.rn." in ptx  # to the nearest
     assert ".local" not in ptx  # nothing is spilt that the program knows of
 
@@ -115,20 +119,19 @@ def test_where_there_is_no_triton_the_plain_operations_run_and_the_log_says_so_o
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}")
 
-    monkeypatch.setattr(softmax, "triton_runs_on", lambda _: True)  # as on a GPU
+    monkeypatch.setattr(kernels, "triton_runs_on", lambda _: True)  # as on a GPU
     monkeypatch.setattr(importlib, "import_module", missing)
-    softmax._kernel.cache_clear()
-    rule = Rule(1.0, None, 0.0, 0.0, 1.0)
+    kernels._works.cache_clear()
     for _ in range(2):
         x = torch.randn(3, 9)
         expected = x.logsumexp(1)
-        lse, _ = softmax._over_rows(x, None, None, None, rule, Resources())
-        torch.testing.assert_close(lse, expected)
-    softmax._kernel.cache_clear()
+        found = softmax.chunk_loss(x, torch.zeros(3, dtype=torch.int64), None, None, Options(), Resources())
+        torch.testing.assert_close(found.lse, expected)
+    kernels._works.cache_clear()
     assert [record.getMessage() for record in caplog.records] == [
         "no Triton here (No module named 'triton'): the loss runs without, slower"
     ]
 
 
-def test_on_a_cpu_triton_is_not_asked_for() -> None:
-    assert not softmax.triton_runs_on(torch.device("cpu"))
+def test_on_a_cpu_nobody_looks_for_it() -> None:
+    assert not kernels.triton_runs_on(torch.device("cpu"))

@@ -97,9 +97,9 @@ def dense_gradients(number: int, size: int = V) -> Iterator[None]:
         result: torch.Tensor = dense(rows, ids, rows_of_result, padding_idx)
         return result
 
-    dense = module._dense
+    dense = module.summed_rows
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_dense", counting)
+        patch.setattr(module, "summed_rows", counting)
         yield
     assert len(made) == number, f"{len(made)} dense gradients of lookups were made, expected {number}"
 

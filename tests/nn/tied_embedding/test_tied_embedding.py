@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.errors import UsageError
-from bowline.nn.tied_embedding import add_rows, tied_embedding
+from bowline.nn import row_sums
+from bowline.nn.row_sums import add_rows
+from bowline.nn.tied_embedding import tied_embedding
 from tests.nn.tied_embedding.ends import (
     D,
     N,
@@ -22,7 +24,6 @@ from tests.nn.tied_embedding.ends import (
     head,
     loss_of,
     matrix,
-    module,
     near,
     tokens,
     truth,
@@ -115,7 +116,7 @@ def test_added_rows_are_rounded_once(
     one_hot = F.one_hot(ids, size).double().t()
     exact = table.double() + one_hot @ (rows.double() * counted)
     among = table.double().abs() + one_hot @ (rows.double() * counted).abs()  # what the sums' own errors are a share of
-    add_rows(table, ids, rows, padding_idx, read_ids)
+    add_rows(table, ids, rows, padding_idx=padding_idx, read_ids=read_ids)
     wide = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     allowed = exact.abs() * torch.finfo(dtype).eps / 2 + among * wide * (length + 2) + least
@@ -128,7 +129,7 @@ def test_many_rows_are_summed_in_blocks_of_columns(read_ids: bool, monkeypatch: 
     ids, rows = tokens(50), torch.randn(50, 200, generator=generator).bfloat16()
     tables = [torch.zeros(V, 200, dtype=torch.bfloat16) for _ in range(2)]
     add_rows(tables[0], ids, rows, read_ids=read_ids)
-    monkeypatch.setattr(module, "BLOCK", 1)
+    monkeypatch.setattr(row_sums, "NUMBERS", 1)
     add_rows(tables[1], ids, rows, read_ids=read_ids)
     assert torch.equal(*tables)
 

@@ -49,7 +49,7 @@ def train(kind: str, rank: int) -> dict[str, Any]:
     else:
         model = nn.parallel.DistributedDataParallel(model, **KINDS[kind])
     dense: list[int] = []
-    make = module._dense
+    make = module.summed_rows
 
     def counting(*args: Any) -> torch.Tensor:
         dense.append(args[2])
@@ -57,14 +57,14 @@ def train(kind: str, rank: int) -> dict[str, Any]:
         return result
 
     addresses.clear()
-    module._dense = counting  # type: ignore[attr-defined]
+    module.summed_rows = counting  # type: ignore[attr-defined]
     for step in range(BATCHES):
         if step == 1 and "without sync" in kind:
             with model.no_sync():
                 model(batch(rank, step)).backward()
         else:
             model(batch(rank, step)).backward()
-    module._dense = make  # type: ignore[attr-defined]
+    module.summed_rows = make  # type: ignore[attr-defined]
     found = {name.removeprefix("module."): parameter.grad for name, parameter in model.named_parameters()}
     gradient: Any = found["weight"]
     if hasattr(gradient, "full_tensor"):

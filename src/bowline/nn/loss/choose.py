@@ -55,5 +55,5 @@ def pick(hidden: torch.Tensor, weight: torch.Tensor, total: bool, return_logits:
     if backend == "chunked":
         return backend
     logits = hidden.shape[:-1].numel() * len(weight) * weight.dtype.itemsize
-    enough = SMALL if total else current().scratch(weight.device)  # each position's own costs a fourth product
+    enough = SMALL if total else current().scratch(weight)  # each position's own costs a fourth product
     return "logits" if backend == "logits" or logits <= enough else "chunked"

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from bowline.nn.kernels import kernels_run_on, multiply_
 from bowline.nn.loss.first_order import first_order_only
 from bowline.nn.loss.handed import weight_gradient
+from bowline.nn.loss.job import Job, Sweep, Wanted
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
-from bowline.nn.loss.softmax import triton_rows
-from bowline.nn.loss.sweep import Sweep, Wanted, sweep
-from bowline.nn.loss.triton_kernel import multiply_
+from bowline.nn.loss.sweep import sweep
 
 __all__ = ["chunked_losses", "chunked_total"]
 
@@ -34,7 +34,8 @@ def chunked_total(
     """The sum over positions of factor times loss: hidden (..., D), labels and factors (...), a number."""
     flat = hidden.reshape(-1, hidden.shape[-1]), weight, bias, labels.reshape(-1), factors.reshape(-1)
     if not _needs_gradient(hidden, weight, bias, factors):
-        return (sweep(*flat[:4], options, allowed, wanted=Wanted(), of_loss=flat[4], skip=True).losses * flat[4]).sum()
+        found = sweep(Job(*flat[:4], options, allowed, Wanted(), flat[4]), skip=True)
+        return (found.losses * flat[4]).sum()
     head: Any = _AtOnce  # `apply` has no types
     total: torch.Tensor = head.apply(*flat, options, allowed)
     return total
@@ -74,17 +75,8 @@ class _AtOnce(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         hidden, weight, bias, labels, factors, options, allowed = args
         lift = _lift(factors, weight.dtype)
-        found = sweep(
-            hidden,
-            weight,
-            bias,
-            labels,
-            options,
-            allowed,
-            wanted=_wanted(ctx),
-            of_loss=_times_lift(factors, lift),
-            skip=True,
-        )
+        job = Job(hidden, weight, bias, labels, options, allowed, _wanted(ctx), _times_lift(factors, lift))
+        found = sweep(job, skip=True)
         ctx.save_for_backward(hidden, weight, bias, labels, factors, found.losses)
         ctx.found, ctx.lift, ctx.options, ctx.allowed = found, lift, options, allowed
         total: torch.Tensor = (found.losses * factors).sum()
@@ -99,9 +91,8 @@ class _AtOnce(torch.autograd.Function):
         (of_total,) = grads
         if found is None:
             factors = _times_lift(factors, ctx.lift)
-            found = sweep(
-                hidden, weight, bias, labels, ctx.options, ctx.allowed, wanted=_wanted(ctx), of_loss=factors, skip=True
-            )
+            job = Job(hidden, weight, bias, labels, ctx.options, ctx.allowed, _wanted(ctx), factors)
+            found = sweep(job, skip=True)
         by = of_total if ctx.lift is None else of_total / ctx.lift
         of_hidden, of_weight, of_bias = (
             _times(one, by, ctx.allowed) for one in (found.of_hidden, found.of_weight, found.of_bias)
@@ -132,7 +123,12 @@ def _times(gradient: torch.Tensor | None, factor: torch.Tensor, allowed: Resourc
     """In place, and not at all where it is by 1, as nearly always: a pass over the matrix as long as a small batch."""
     if gradient is None or (factor.device.type == "cpu" and factor.item() == 1):
         return gradient
-    if factor.device.type != "cpu" and gradient.is_contiguous() and triton_rows(gradient, allowed) is not None:
+    if (
+        factor.device.type != "cpu"
+        and gradient.is_contiguous()
+        and allowed.compiler is not False
+        and kernels_run_on(gradient)
+    ):
         return multiply_(gradient, factor)  # it is not known here whether it is 1
     return gradient.mul_(factor)
 
@@ -143,7 +139,7 @@ class _Again(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         hidden, weight, bias, labels, options, allowed = args
-        found = sweep(hidden, weight, bias, labels, options, allowed, wanted=Wanted(), of_loss=labels)
+        found = sweep(Job(hidden, weight, bias, labels, options, allowed, Wanted(), labels))
         ctx.save_for_backward(hidden, weight, bias, labels)
         ctx.options, ctx.allowed = options, allowed
         ctx.set_materialize_grads(False)
@@ -156,16 +152,6 @@ class _Again(torch.autograd.Function):
         of_loss, of_lse = grads
         if of_loss is None:
             of_loss = torch.zeros_like(labels, dtype=torch.promote_types(hidden.dtype, torch.float32))
-        found = sweep(
-            hidden,
-            weight,
-            bias,
-            labels,
-            ctx.options,
-            ctx.allowed,
-            wanted=_wanted(ctx),
-            of_loss=of_loss,
-            of_lse=of_lse,
-            skip=of_lse is None,
-        )
+        job = Job(hidden, weight, bias, labels, ctx.options, ctx.allowed, _wanted(ctx), of_loss, of_lse)
+        found = sweep(job, skip=of_lse is None)
         return found.of_hidden, weight_gradient(ctx, found.of_weight), found.of_bias, None, None, None

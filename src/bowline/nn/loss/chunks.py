@@ -9,7 +9,7 @@ __all__ = ["block_rows", "chunk_rows", "padded"]
 STRIDE = 64
 """Columns that a row of logits is rounded up to: products of bf16 like aligned rows."""
 LOGITS_SHARE = 13 / 16
-"""Of the budget, what a chunk of logits takes; the rest is for blocks."""
+"""Of the budget, what a chunk of logits takes on a CPU; the rest is for blocks."""
 ROOFLINE = {"cpu": (64, 1024), "cuda": (512, 4096)}
 """Rows, at least and at most, by device.
 
@@ -29,8 +29,11 @@ def padded(size: int) -> int:
     return -(-size // STRIDE) * STRIDE if size > STRIDE else size
 
 
-def chunk_rows(rows: int, size: int, dtype: torch.dtype, device: torch.device, budget: int) -> int:
+def chunk_rows(rows: int, size: int, dtype: torch.dtype, device: torch.device, budget: int, sums: int = 0) -> int:
     """Of `rows` tokens, how many at once, in chunks of equal length.
+
+    `sums`: bytes by which the gradient of the matrix is larger while it is the sum of several chunks. They come off the
+    budget, and are not needed where all tokens fit into it at once.
 
     Example:
         >>> cpu = torch.device("cpu")
@@ -38,7 +41,11 @@ def chunk_rows(rows: int, size: int, dtype: torch.dtype, device: torch.device, b
         (512, 256)
     """
     least, most = ROOFLINE.get(device.type, ROOFLINE["cuda"])
-    fits = int(LOGITS_SHARE * budget) // (padded(size) * dtype.itemsize)
+    share = LOGITS_SHARE if device.type == "cpu" else 1
+    room = int(share * budget) // (padded(size) * dtype.itemsize)
+    if sums and rows <= room:
+        return max(1, rows)
+    fits = int(share * (budget - sums)) // (padded(size) * dtype.itemsize)
     limit = max(least, min(most, fits))
     chunks = max(1, -(-rows // limit))
     tile = TILE if device.type != "cpu" and rows > limit else 1

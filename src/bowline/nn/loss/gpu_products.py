@@ -24,6 +24,15 @@ class GpuProducts(Products):
             return torch.mm(x, weight, out_dtype=wide)
         return torch.mm(x, weight).to(wide)
 
+    def add_of_hidden(self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
+        """Gradient (n, D), in float32 or wider, += x weight, never rounded where this torch can."""
+        if gradient.dtype == x.dtype:
+            gradient.addmm_(x, weight)
+        elif _widens(x.device):
+            torch.addmm(gradient, x, weight, out_dtype=gradient.dtype, out=gradient)
+        else:
+            gradient += torch.mm(x, weight)
+
     def add_of_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: Hidden, first: bool) -> None:
         """Gradient (V, D) += xᵀ hidden, or = where it is the `first`."""
         if gradient.dtype == x.dtype:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from bowline.nn.loss.chunks import block_rows
+from bowline.nn.loss.job import Job
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.products import Products
 from bowline.nn.loss.rule import Chunk, Rule
@@ -22,21 +23,15 @@ BLOCK = 2**21
 """Numbers in a block: three products are made of each, which like more rows than what is between them."""
 
 
-def fits_in_place(options: Options, device: torch.device) -> bool:
+def fits_in_place(options: Options) -> bool:
     """Not with a softcap and smoothing at once, whose gradient is no multiple of a power."""
-    return device.type == "cpu" and not (options.softcap is not None and options.label_smoothing)
+    return not (options.softcap is not None and options.label_smoothing)
 
 
 @torch.no_grad()
 def sweep_in_place(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    options: Options,
+    job: Job,
     by: Products,
-    of_loss: torch.Tensor,
-    of_lse: torch.Tensor | None,
     *,
     of_weight: torch.Tensor,
     of_hidden: torch.Tensor | None,
@@ -47,12 +42,12 @@ def sweep_in_place(
     `of_weight` (V, D), whatever is in it, is made; `of_hidden` (n, D) and `of_bias` (V,), in float32 or wider, are
     added to.
     """
-    count, size = len(hidden), len(weight)
-    wide = torch.promote_types(weight.dtype, torch.float32)
+    hidden, weight, bias, labels, options = job.hidden, job.weight, job.bias, job.labels, job.options
+    count, size, wide = len(hidden), len(weight), job.wide
     rule = Rule.of(options, size)
     counted = labels != options.ignore_index
     ids = labels.masked_fill(~counted, 0)
-    of_each = of_loss.to(wide).masked_fill(~counted, 0.0)
+    of_each = job.of_loss.to(wide).masked_fill(~counted, 0.0)
     step = block_rows(max(hidden.shape), BLOCK)
     parts = [slice(first, min(first + step, size)) for first in range(0, size, step)]
     banned = banned_tokens(options.mask_ids, size, weight.device)[:, None] if options.mask_ids else None
@@ -84,10 +79,10 @@ def sweep_in_place(
 
     lse = bases[-1] + total.log()
     label = (hidden.to(wide) * weight[ids]).sum(1)
-    chunk = rule.finish(label if bias is None else label + bias[ids], lse, added, counted, of_each, of_lse)
+    chunk = rule.finish(label if bias is None else label + bias[ids], lse, added, counted, of_each, job.of_lse)
     if banned is not None:
         chunk = masked_chunk(chunk, banned[ids, 0], counted)
-    of_p = rule.of_p(lse, of_each, of_lse) * rule.scale
+    of_p = rule.of_p(lse, of_each, job.of_lse) * rule.scale
     order = ids.argsort()
     bounds = torch.searchsorted(ids[order], torch.tensor([*(part.start for part in parts), size])).tolist()
     for at, part in enumerate(parts):

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from bowline.errors import UsageError
+from bowline.nn.kernels import triton_runs_on
 from bowline.nn.loss.options import Options, Reduction
-from bowline.nn.loss.softmax import triton_runs_on
 
 __all__ = ["PEERS", "peer_loss"]
 

@@ -31,6 +31,8 @@ def position_weights(
     """
     counted = labels != ignore_index
     weights = counted.to(dtype)
+    if class_weight is None and reduction == "mean":
+        return weights / counted.sum().clamp(min=1)
     if class_weight is not None:
         weights = weights * class_weight.to(dtype)[labels.masked_fill(~counted, 0)]
     if reduction != "mean":

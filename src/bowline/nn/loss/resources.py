@@ -22,20 +22,24 @@ class Resources:
     """What `chunked` may use.
 
     Attributes:
-        budget: bytes of scratch beyond the gradients; `None` for 64 MiB, and 1 GiB on an accelerator.
+        budget: bytes of scratch beyond the gradients; `None` for 64 MiB, and on an accelerator for 1 GiB or twice the
+            gradient of the matrix, whatever is more. There a budget that has no room for the gradient's sums in
+            float32 costs a fourth product.
         onednn: products by oneDNN where it is the faster, which needs blocks of scratch.
         compiler: `torch.compile` for what is between the products, in half precision: `None` for once so much was
             computed that its ten seconds and more begin to pay, `True` for at once, `False` for never,
-            and for no Triton kernel on a GPU.
+            and for no Triton kernels on a GPU.
     """
 
     budget: int | None = None
     onednn: bool = True
     compiler: bool | None = None
 
-    def scratch(self, device: torch.device) -> int:
-        """The budget in bytes."""
-        return self.budget or (64 * MEBI if device.type == "cpu" else 1024 * MEBI)
+    def scratch(self, weight: torch.Tensor) -> int:
+        """The budget in bytes, for the loss of a head with this matrix."""
+        if self.budget is not None:
+            return self.budget
+        return 64 * MEBI if weight.device.type == "cpu" else max(1024 * MEBI, 2 * weight.nbytes)
 
 
 _CURRENT: ContextVar[Resources] = ContextVar("resources", default=Resources())  # noqa: B039 - it is frozen

@@ -6,21 +6,21 @@ the gradient, and so it is never rounded.
 
 from __future__ import annotations
 
-import importlib
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
 
+from bowline.nn.kernels import kernels_run_on
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
 from bowline.nn.loss.rule import Chunk, Rule
+from bowline.nn.loss.triton_kernel import softmax_rows
 
-__all__ = ["banned_tokens", "chunk_loss", "masked_chunk", "triton_runs_on"]
+__all__ = ["banned_tokens", "chunk_loss", "masked_chunk"]
 
 LOG = logging.getLogger(__name__)
 CACHED = {"cpu": 2**18, "cuda": 2**24}
@@ -45,18 +45,23 @@ def chunk_loss(
     labels (n,) may be `ignore_index`; `of_lse` (n,) or `None`.
     """
     size = x.shape[1]
+    rule = Rule.of(options, size)
+    banned = banned_tokens(options.mask_ids, size, x.device) if options.mask_ids else None
+    if allowed.compiler is not False and kernels_run_on(x):
+        return softmax_rows(x, labels, options.ignore_index, banned, of_loss, of_lse, rule)
     wide = torch.promote_types(x.dtype, torch.float32)
     counted = labels != options.ignore_index
     ids = labels.masked_fill(~counted, 0)[:, None]
     label = x.gather(1, ids)[:, 0].to(wide)
-    rule = Rule.of(options, size)
-    banned = banned_tokens(options.mask_ids, size, x.device) if options.mask_ids else None
     of_each = None if of_loss is None else of_loss.to(wide).masked_fill(~counted, 0.0)
     of_lse = None if of_lse is None else of_lse.to(wide)
     lse, added = _over_rows(x, banned, of_each, of_lse, rule, allowed)
     chunk = rule.finish(label, lse, added, counted, of_each, of_lse)
     if of_each is not None:
-        x[torch.arange(len(x), device=x.device), ids[:, 0]] = 0.0  # scatter_ makes a second chunk on a CPU
+        if x.device.type == "cpu":
+            x[torch.arange(len(x)), ids[:, 0]] = 0.0  # scatter_ makes a second chunk there
+        else:
+            x.scatter_(1, ids, 0.0)  # a number to be copied to it would be waited for
     return chunk if banned is None else masked_chunk(chunk, banned[ids[:, 0]], counted)
 
 
@@ -84,9 +89,6 @@ def _over_rows(
     allowed: Resources,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The lse and the sum of the logits of each row, (n,) and (n,)."""
-    kernel = triton_rows(x, allowed)
-    if kernel is not None:
-        return kernel(x, banned, of_loss, of_lse, rule)
     part = compiled(rule) if _pays(x, allowed) and len(x) > 1 else None  # a size of 1 would be compiled again
     if part is not None:
         return part(x, banned, of_loss, of_lse)
@@ -170,32 +172,6 @@ def _fused_powers(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     """The same with each power made twice: kept, a compiler would write all of them to memory, in float32."""
     lse = y.logsumexp(1)
     return lse, (y - lse[:, None]).exp(), torch.ones_like(lse)
-
-
-def triton_runs_on(device: torch.device) -> bool:
-    """On a GPU, if it is installed, and on a CPU while it interprets its kernels, as in tests."""
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def triton_rows(x: torch.Tensor, allowed: Resources) -> Part | None:
-    """The Triton kernel, or `None` where it may not or cannot run on x."""
-    wanted = allowed.compiler is not False and x.dtype != torch.float64 and triton_runs_on(x.device)
-    return _kernel(x.device.type) if wanted else None
-
-
-@cache
-def _kernel(device: str) -> Part | None:
-    """`softmax_rows`, or `None`, and one line in the log, where Triton or what it needs is not there."""
-    try:
-        importlib.import_module("triton")
-        from bowline.nn.loss.triton_kernel import softmax_rows
-
-        trial = torch.zeros(2, 64, dtype=torch.bfloat16, device=device)
-        softmax_rows(trial, None, trial[:, 0].float(), None, Rule(1.0, None, 0.0, 0.0, 1.0))
-    except Exception as error:  # of whatever kind: the plain operations do the same
-        LOG.warning("no Triton here (%s): the loss runs without, slower", (str(error).splitlines() or [""])[0][:100])
-        return None
-    return softmax_rows
 
 
 class _Compiler:

@@ -1,54 +1,47 @@
-"""What is between the products, as one Triton kernel: a row of logits is read twice, and its gradient written once.
+"""What is between the products, as Triton kernels: a row of logits is read twice, and its gradient written once.
 
-Without it, plain operations read and write each logit a dozen times, in float32. `softmax` says what is computed and
-when this is chosen. A second kernel multiplies a gradient by a number that nobody on the CPU has seen. Without Triton
-the file can be imported, and nothing in it called.
+Without them, plain operations read and write each logit a dozen times, in float32. `softmax` says what is computed and
+when they are chosen. A second kernel adds the label's own column, which the products were spared.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.nn.loss.rule import Rule
+from bowline.nn.kernels import jit, tl, triton
+from bowline.nn.loss.rule import Chunk, Rule
 
-__all__ = ["DTYPES", "multiply_", "softmax_rows"]
+__all__ = ["add_own_rows", "gradient_rows", "softmax_rows"]
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BLOCK = 8192
 """Logits of a row that a program holds at once, 16 of them in each of its threads."""
-
-triton: Any = importlib.import_module("triton") if importlib.util.find_spec("triton") else None
-tl: Any = importlib.import_module("triton.language") if triton else None
-
-
-def _jit(function: Any) -> Any:
-    return triton.jit(function) if triton else function
+COLUMNS = 1024
+"""Of hidden, in a program of the second kernel."""
 
 
 def softmax_rows(
     x: torch.Tensor,
+    labels: torch.Tensor,
+    ignored: int,
     banned: torch.Tensor | None,
     of_loss: torch.Tensor | None,
     of_lse: torch.Tensor | None,
     rule: Rule,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The lse and, where the rule has a share, the sum of the logits of each row, (n,) and (n,) in float32.
+) -> Chunk:
+    """`chunk_loss` of products x (n, V) of a dtype of the kernels, labels (n,) of which some may be `ignored`.
 
-    Products x (n, V) of one of `DTYPES` are overwritten by their gradient where there is an `of_loss` (n,); `of_lse`
-    (n,) and `banned` (V,), tokens whose logit is -inf, or `None`. Where nothing comes back for a row its gradient is 0,
-    whatever it holds.
+    x is overwritten by its gradient where there is an `of_loss` (n,), 0 in each row's own column; `of_lse` (n,) and
+    `banned` (V,), tokens whose logit is -inf, or `None`; both gradients in float32. Where nothing comes back for a row
+    its gradient is 0, whatever it holds. A label that is no token has a loss of NaN, and so has what comes of it.
 
     The columns of x are neighbours. What lies between V and the stride of the rows is scratch and overwritten too, so
     that whole vectors are read and written whatever V is.
     """
     rows, size, stride = *x.shape, x.stride(0)
-    lse = torch.empty(rows, dtype=torch.float32, device=x.device)
-    added = torch.zeros_like(lse)
+    losses, lse, own = torch.empty(3, rows, dtype=torch.float32, device=x.device)
     block = min(BLOCK, triton.next_power_of_2(size))
     with torch.cuda.device_of(x):  # which need not be the current one
         _row[(rows,)](
@@ -56,57 +49,180 @@ def softmax_rows(
             stride,
             size,
             None if banned is None else F.pad(banned.view(torch.uint8), (0, stride - size)),
+            labels.contiguous(),
+            ignored,
             None if of_loss is None else of_loss.contiguous(),
             None if of_lse is None else of_lse.contiguous(),
+            losses,
             lse,
-            added,
+            own,
             None if rule.scale == 1.0 else rule.scale,
             rule.softcap,
             rule.z_loss or None,
             rule.share or None,
+            rule.kept,
             BLOCK=block,
             num_warps=max(4, min(16, block // 512)),
         )
-    return lse, added
+    return Chunk(losses=losses, lse=lse, of_label=None if of_loss is None else own)
 
 
-def multiply_(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """X, contiguous and of one of `DTYPES`, times `factor`, a number on the same device: not touched where it is 1."""
+def add_own_rows(
+    product: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor, own: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """Out (n, D) = product + own weight[ids]: product (n, D) contiguous and own (n,) in float32, ids (n,) of rows."""
+    rows, width = product.shape
+    block = min(COLUMNS, triton.next_power_of_2(width))
+    with torch.cuda.device_of(product):
+        _own[(rows, triton.cdiv(width, block))](
+            product,
+            weight,
+            weight.stride(0),
+            weight.stride(1),
+            len(weight),
+            ids,
+            own,
+            out,
+            out.stride(0),
+            width,
+            BLOCK=block,
+            num_warps=max(1, min(4, block // 256)),
+        )
+    return out
+
+
+def gradient_rows(
+    x: torch.Tensor,
+    first: int,
+    ids: torch.Tensor,
+    lse: torch.Tensor,
+    of_loss: torch.Tensor,
+    of_p: torch.Tensor,
+    own: torch.Tensor,
+    banned: torch.Tensor | None,
+    rule: Rule,
+) -> None:
+    """Products x (n, b) with the tokens from `first` on become their gradient; the label's own column goes to own (n,).
+
+    `lse`, `of_loss`, `of_p` (what p is multiplied by) and `own` are (n,) in float32, ids (n,) are the labels, and
+    banned (b,) or `None`. The columns of x are neighbours. An id that is not in the block leaves its `own` alone.
+    """
+    rows, size = x.shape
+    block = min(2048, triton.next_power_of_2(size))
     with torch.cuda.device_of(x):
-        _multiply[(triton.cdiv(x.numel(), BLOCK),)](x, factor, x.numel(), BLOCK=BLOCK, num_warps=8)
-    return x
+        _gradient[(rows, triton.cdiv(size, block))](
+            x,
+            x.stride(0),
+            size,
+            first,
+            ids,
+            lse,
+            of_loss,
+            of_p,
+            own,
+            None if banned is None else banned.view(torch.uint8),
+            None if rule.scale == 1.0 else rule.scale,
+            rule.softcap,
+            rule.share or None,
+            rule.kept,
+            BLOCK=block,
+            num_warps=4,
+        )
 
 
-@_jit
+@jit
 @no_type_check
-def _multiply(x, factor, size, BLOCK: tl.constexpr):  # noqa: N803
-    by = tl.load(factor).to(tl.float32)
-    if by != 1.0:
-        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        y = tl.load(x + at, mask=at < size).to(tl.float32) * by
-        tl.store(x + at, y.to(x.dtype.element_ty), mask=at < size)
+def _gradient(
+    x,
+    stride,
+    size,
+    first,
+    ids,
+    lse,
+    of_loss,
+    of_p,
+    own,
+    banned,
+    scale,
+    softcap,
+    share,
+    kept,
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    """One program a block of a row, of which every number is read and written once."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < size
+    label = tl.load(ids + row).to(tl.int64) - first
+    of_row, of_each = tl.load(of_loss + row), tl.load(of_p + row)
+    at = x + row * stride + columns
+    y = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    if scale is not None:
+        y *= scale
+    if softcap is not None:
+        y = _capped(y, softcap)
+    gradient = tl.exp(y - tl.load(lse + row)) * of_each
+    if share is not None:
+        gradient -= share * of_row
+    here = columns == label
+    gradient = tl.where(here, gradient - kept * of_row, gradient)
+    if scale is not None:
+        gradient *= scale
+    if softcap is not None:
+        gradient *= 1.0 - (y / softcap) * (y / softcap)
+    if banned is not None:
+        gradient = tl.where(tl.load(banned + columns, mask=inside, other=1) != 0, 0.0, gradient)
+    gradient = tl.where((of_row == 0.0) & (of_each == 0.0), 0.0, gradient)
+    tl.store(own + row + tl.zeros((BLOCK,), tl.int64), gradient, mask=here & inside)
+    tl.store(at, tl.where(here, 0.0, gradient).to(x.dtype.element_ty), mask=inside)
 
 
-@_jit
+@jit
+@no_type_check
+def _own(product, weight, stride, step, size, ids, own, out, out_stride, width, BLOCK: tl.constexpr):  # noqa: N803
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    token, factor = tl.load(ids + row).to(tl.int64), tl.load(own + row)
+    known = inside & (token >= 0) & (token < size)
+    y = tl.load(product + row * width + columns, mask=inside, other=0.0)
+    y += factor * tl.load(weight + token * stride + columns * step, mask=known, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + columns, y.to(out.dtype.element_ty), mask=inside)
+
+
+@jit
 @no_type_check
 def _row(
     x,
     stride,
     size,
     banned,
+    labels,
+    ignored,
     of_loss,
     of_lse,
+    losses,
     lse,
-    added,
+    own,
     scale,
     softcap,
     z_loss,
     share,
+    kept,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     """One program a row. Whatever is `None` is left out when the kernel is compiled, and is no branch."""
     row = tl.program_id(0)
     x += row.to(tl.int64) * stride
+    label = tl.load(labels + row).to(tl.int64)
+    counted = label != ignored
+    label = tl.where(counted, label, 0)
+    known = (label >= 0) & (label < size)
+    target = tl.load(x + label, mask=known, other=float("nan")).to(tl.float32)
+    if scale is not None:
+        target *= scale
+    if softcap is not None:
+        target = _capped(target, softcap)
     blocks = tl.cdiv(size, BLOCK)
     most = -float("inf")
     shift = 0.0
@@ -125,21 +241,39 @@ def _row(
         total = total * tl.exp(before - shift) + tl.sum(tl.exp(y - shift))
     found = shift + tl.log(total)
     tl.store(lse + row, found)
+    loss = found - kept * target
+    if z_loss is not None:
+        loss += z_loss * found * found
     if share is not None:
-        tl.store(added + row, plain)
+        loss -= share * plain
+    if banned is not None:
+        label_banned = tl.load(banned + label, mask=known, other=0) != 0
+        loss = tl.where(label_banned, float("inf"), loss)
+    tl.store(losses + row, tl.where(counted, loss, 0.0))
     if of_loss is not None:
-        of_row = tl.load(of_loss + row)
+        of_row = tl.where(counted, tl.load(of_loss + row), 0.0)
         of_p = of_row
         if z_loss is not None:
             of_p += of_row * 2.0 * z_loss * found
         if of_lse is not None:
             of_p += tl.load(of_lse + row)
-        of_power = of_p / total
         if (of_p == 0.0) & (of_row == 0.0):
+            tl.store(own + row, 0.0)
             for block in range(blocks):
                 columns = block * BLOCK + tl.arange(0, BLOCK)
                 tl.store(x + columns, tl.zeros((BLOCK,), x.dtype.element_ty), mask=columns < stride)
         else:
+            of_label = tl.exp(target - found) * of_p - kept * of_row
+            if share is not None:
+                of_label -= share * of_row
+            if scale is not None:
+                of_label *= scale
+            if softcap is not None:
+                of_label *= 1.0 - (target / softcap) * (target / softcap)
+            if banned is not None:
+                of_label = tl.where(label_banned, 0.0, of_label)
+            tl.store(own + row, of_label)
+            of_power = of_p / total
             for block in range(blocks):  # from the end, which the cache still holds
                 columns = (blocks - 1 - block) * BLOCK + tl.arange(0, BLOCK)
                 y = _logits(x, columns, stride, scale, softcap)
@@ -150,22 +284,28 @@ def _row(
                     gradient *= scale
                 if softcap is not None:
                     gradient *= 1.0 - (y / softcap) * (y / softcap)
-                gradient = tl.where(_left_out(banned, columns, size, stride), 0.0, gradient)
+                gradient = tl.where(_left_out(banned, columns, size, stride) | (columns == label), 0.0, gradient)
                 tl.store(x + columns, gradient.to(x.dtype.element_ty), mask=columns < stride)
 
 
-@_jit
+@jit
 @no_type_check
 def _logits(x, columns, stride, scale, softcap):
     y = tl.load(x + columns, mask=columns < stride, other=0.0).to(tl.float32)
     if scale is not None:
         y *= scale
     if softcap is not None:
-        y = (2.0 / (1.0 + tl.exp(-2.0 * (y / softcap))) - 1.0) * softcap  # tanh
+        y = _capped(y, softcap)
     return y
 
 
-@_jit
+@jit
+@no_type_check
+def _capped(y, softcap):
+    return (2.0 / (1.0 + tl.exp(-2.0 * (y / softcap))) - 1.0) * softcap  # tanh
+
+
+@jit
 @no_type_check
 def _left_out(banned, columns, size, stride):
     """Columns that are no token, or that no token may be."""

@@ -1,0 +1,97 @@
+"""What a sweep is given, and what it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from bowline.nn.loss.options import Options
+from bowline.nn.loss.resources import Resources
+
+__all__ = ["Job", "Sweep", "Wanted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which gradients."""
+
+    hidden: bool = False
+    weight: bool = False
+    bias: bool = False
+
+    def any(self) -> bool:
+        return self.hidden or self.weight or self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """hidden (N, D), weight (V, D), bias (V,) or `None`, labels (N,), and what comes back for each loss and lse, (N,).
+
+    `wanted`: which gradients; without any, `of_loss` and `of_lse` are not read.
+    """
+
+    hidden: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    labels: torch.Tensor
+    options: Options
+    allowed: Resources
+    wanted: Wanted
+    of_loss: torch.Tensor
+    of_lse: torch.Tensor | None = None
+
+    @property
+    def wide(self) -> torch.dtype:
+        return torch.promote_types(self.hidden.dtype, torch.float32)
+
+    @property
+    def kernels(self) -> bool:
+        """Whether Triton's kernels are allowed."""
+        return self.allowed.compiler is not False
+
+    def ids(self) -> torch.Tensor:
+        """The labels, and 0 where there is none."""
+        if self.options.ignore_index < 0 and self.labels.device.type != "cpu":
+            return self.labels.clamp(min=0)  # one kernel
+        return self.labels.masked_fill(self.labels == self.options.ignore_index, 0)
+
+    def beside(self) -> int:
+        """Bytes that sums of the matrix's gradient in float32 or wider take more than the gradient."""
+        return self.weight.numel() * self.wide.itemsize - self.weight.nbytes
+
+    def of(self, rows: torch.Tensor | slice) -> Job:
+        """Some rows."""
+        return replace(
+            self,
+            hidden=self.hidden[rows],
+            labels=self.labels[rows],
+            of_loss=self.of_loss[rows],
+            of_lse=None if self.of_lse is None else self.of_lse[rows],
+        )
+
+    def with_hidden(self, hidden: torch.Tensor) -> Job:
+        """Another hidden."""
+        return replace(self, hidden=hidden)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Losses (N,) and lse (N,) in float32 or wider, and the wanted gradients, in the dtypes of what they are of.
+
+    Where rows without a label were skipped, the lse of those is 0.
+    """
+
+    losses: torch.Tensor
+    lse: torch.Tensor
+    of_hidden: torch.Tensor | None = None
+    of_weight: torch.Tensor | None = None
+    of_bias: torch.Tensor | None = None
+
+    def spread(self, rows: torch.Tensor, count: int) -> Sweep:
+        """Of `count` rows, 0 for those that were left out."""
+        losses, lse = (one.new_zeros(count).index_copy_(0, rows, one) for one in (self.losses, self.lse))
+        of_hidden = self.of_hidden
+        if of_hidden is not None:
+            of_hidden = of_hidden.new_zeros(count, of_hidden.shape[1]).index_copy_(0, rows, of_hidden)
+        return replace(self, losses=losses, lse=lse, of_hidden=of_hidden)

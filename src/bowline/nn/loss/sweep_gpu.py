@@ -1,0 +1,84 @@
+"""The sweep on a GPU: three products of whole matrices for each chunk, and one kernel between them.
+
+In half precision the matrix's gradient is summed in float32 over the chunks; of one chunk it is made by one product. So
+all tokens are one chunk where their logits take no more room than sums would.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bowline.nn.kernels import kernels_run_on
+from bowline.nn.loss.chunks import chunk_rows
+from bowline.nn.loss.gpu_products import GpuProducts
+from bowline.nn.loss.job import Job, Sweep
+from bowline.nn.loss.rule import Chunk
+from bowline.nn.loss.softmax import chunk_loss
+from bowline.nn.loss.triton_kernel import add_own_rows
+from bowline.nn.row_sums import add_rows
+
+__all__ = ["sweep_on_gpu"]
+
+
+def sweep_on_gpu(job: Job) -> Sweep:
+    """The losses, the lse, and the wanted gradients; nothing is waited for."""
+    hidden, weight, bias, options, wanted = job.hidden, job.weight, job.bias, job.options, job.wanted
+    count, size, by = len(hidden), len(weight), GpuProducts()
+    if not count:
+        return _nothing(job)
+    sums = job.beside() if wanted.weight else 0
+    step = chunk_rows(count, size, weight.dtype, weight.device, job.allowed.scratch(weight), sums)
+    ids = job.ids()
+    of_hidden = torch.empty_like(hidden) if wanted.hidden else None
+    of_weight = by.sums(weight, -(-count // step)) if wanted.weight else None
+    of_bias = torch.zeros(size, dtype=job.wide, device=hidden.device) if wanted.bias else None
+    room = by.room(min(step, count), weight)
+    chunks = []
+    for first in range(0, count, step):
+        part = slice(first, min(first + step, count))
+        ready, x = by.ready(hidden[part]), room[: part.stop - first]
+        by.make_logits(ready, weight, bias, x)
+        of_loss = job.of_loss[part] if wanted.any() else None
+        of_lse = None if job.of_lse is None else job.of_lse[part]
+        chunk = chunk_loss(x, job.labels[part], of_loss, of_lse, options, job.allowed)
+        chunks.append(chunk)
+        if of_hidden is not None and chunk.of_label is not None:
+            product = by.make_of_hidden(x, weight)
+            if job.kernels and kernels_run_on(product) and kernels_run_on(weight):
+                add_own_rows(product, weight, ids[part], chunk.of_label, of_hidden[part])
+            else:
+                of_hidden[part] = product.add_(weight[ids[part]].to(job.wide) * chunk.of_label[:, None])
+        if of_weight is not None:
+            by.add_of_weight(of_weight, x, ready, first == 0)
+        if of_bias is not None:
+            of_bias += x.sum(0, dtype=job.wide)
+    del room, x
+    all_rows = _joined(chunks)
+    if of_weight is not None:
+        add_rows(of_weight, ids, hidden, all_rows.of_label, kernels=job.kernels)
+        of_weight = of_weight.to(weight.dtype)
+    if of_bias is not None and all_rows.of_label is not None:
+        of_bias = of_bias.index_add_(0, ids, all_rows.of_label).to(weight.dtype)
+    return Sweep(losses=all_rows.losses, lse=all_rows.lse, of_hidden=of_hidden, of_weight=of_weight, of_bias=of_bias)
+
+
+def _nothing(job: Job) -> Sweep:
+    none = job.hidden.new_zeros(0, dtype=job.wide)
+    return Sweep(
+        losses=none,
+        lse=none,
+        of_hidden=torch.zeros_like(job.hidden) if job.wanted.hidden else None,
+        of_weight=torch.zeros_like(job.weight) if job.wanted.weight else None,
+        of_bias=torch.zeros_like(job.weight[:, 0]) if job.wanted.bias else None,
+    )
+
+
+def _joined(chunks: list[Chunk]) -> Chunk:
+    if len(chunks) == 1:
+        return chunks[0]
+    own = [chunk.of_label for chunk in chunks if chunk.of_label is not None]
+    return Chunk(
+        losses=torch.cat([chunk.losses for chunk in chunks]),
+        lse=torch.cat([chunk.lse for chunk in chunks]),
+        of_label=torch.cat(own) if own else None,
+    )

@@ -1,0 +1,80 @@
+"""On a GPU, where the budget has no room for the sums of chunks: logits made twice, by tokens and by the vocabulary.
+
+A first sweep over chunks of tokens finds each token's lse. A second goes over blocks of the vocabulary, with the logits
+of all tokens in each; its gradient of the matrix is a part of the whole that is made by one product and rounded once.
+That is four products instead of three, and beyond the gradients only the logits of a chunk or of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from bowline.nn.kernels import kernels_run_on
+from bowline.nn.loss.chunks import padded
+from bowline.nn.loss.gpu_products import GpuProducts
+from bowline.nn.loss.job import Job, Sweep, Wanted
+from bowline.nn.loss.rule import Rule
+from bowline.nn.loss.softmax import banned_tokens
+from bowline.nn.loss.sweep_gpu import sweep_on_gpu
+from bowline.nn.loss.triton_kernel import add_own_rows, gradient_rows
+from bowline.nn.row_sums import add_rows
+
+__all__ = ["needs_twice", "sweep_twice"]
+
+LEAST = 1024
+"""Rows of the vocabulary in a block, at least: a GPU multiplies fewer slowly."""
+
+
+def needs_twice(job: Job) -> bool:
+    """Where three products would need more than was allowed, and Triton's kernels can do what is between four."""
+    weight, budget = job.weight, job.allowed.budget
+    if budget is None or not job.wanted.weight or not (job.kernels and kernels_run_on(weight)):
+        return False
+    at_once = len(job.hidden) * padded(len(weight)) * weight.dtype.itemsize
+    return weight.dtype.itemsize == 2 and at_once > budget and 2 * job.beside() > budget
+
+
+def sweep_twice(job: Job) -> Sweep:
+    """`sweep_on_gpu`, of which only the losses and the lse are made by it."""
+    found = sweep_on_gpu(replace(job, wanted=Wanted()))
+    hidden, weight, options, wanted = job.hidden, job.weight, job.options, job.wanted
+    count, (size, width) = len(hidden), weight.shape
+    by, rule, ids = GpuProducts(), Rule.of(options, size), job.ids()
+    banned = banned_tokens(options.mask_ids, size, weight.device) if options.mask_ids else None
+    of_loss = job.of_loss.to(job.wide).masked_fill(job.labels == options.ignore_index, 0.0)
+    of_p = rule.of_p(found.lse, of_loss, job.of_lse)
+    own = torch.zeros_like(of_p)
+    of_weight = torch.empty_like(weight)
+    product = hidden.new_zeros(count, width, dtype=job.wide) if wanted.hidden else None
+    of_bias = weight.new_empty(size) if wanted.bias else None
+    step = _block(job, count)
+    room = by.room(count, weight[: min(step, size)])
+    ready = by.ready(hidden)
+    for first in range(0, size, step):
+        part = slice(first, min(first + step, size))
+        x = room[:, : part.stop - first]
+        by.make_logits(ready, weight[part], None if job.bias is None else job.bias[part], x)
+        gradient_rows(x, first, ids, found.lse, of_loss, of_p, own, None if banned is None else banned[part], rule)
+        torch.mm(x.t(), hidden, out=of_weight[part])
+        if product is not None:
+            by.add_of_hidden(product, x, weight[part])
+        if of_bias is not None:
+            torch.sum(x, 0, dtype=of_bias.dtype, out=of_bias[part])
+    del room
+    add_rows(of_weight, ids, hidden, own)
+    if of_bias is not None:
+        of_bias = of_bias.to(job.wide).index_add_(0, ids, own).to(weight.dtype)
+    of_hidden = None
+    if product is not None:
+        of_hidden = add_own_rows(product, weight, ids, own, torch.empty_like(hidden))
+    return replace(found, of_hidden=of_hidden, of_weight=of_weight, of_bias=of_bias)
+
+
+def _block(job: Job, count: int) -> int:
+    """Rows of the vocabulary in a block: what fits beside the gradient of hidden in float32."""
+    left = (job.allowed.budget or 0) - job.hidden.numel() * job.wide.itemsize
+    fits = left // max(1, count * job.weight.dtype.itemsize)
+    blocks = -(-len(job.weight) // max(LEAST, fits))
+    return -(-len(job.weight) // (blocks * 128)) * 128
