@@ -41,13 +41,19 @@ def ends(rows: int, size: int, width: int, dtype: torch.dtype) -> tuple[torch.Te
 
 
 def tied_step(
-    backend: str, ids: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, labels: torch.Tensor, options: Any
+    backend: str,
+    ids: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    options: Any,
 ) -> list[torch.Tensor]:
     """Loss, and the gradients of the matrix, both ends together, and of the bias."""
-    leaves = [one.detach().clone().requires_grad_() for one in (weight, bias)]
+    leaves = [one.detach().clone().requires_grad_() for one in (weight, bias) if one is not None]
     lookup = F.embedding if backend == "reference" else tied_embedding
     hidden = torch.tanh(lookup(ids, leaves[0]))
-    loss = linear_cross_entropy(hidden, leaves[0], labels, bias=leaves[1], backend=backend, **options)
+    added = leaves[1] if bias is not None else None
+    loss = linear_cross_entropy(hidden, leaves[0], labels, bias=added, backend=backend, **options)
     (3 * loss).backward()
     return [loss.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
@@ -184,6 +190,36 @@ def test_with_a_small_budget_logits_are_made_twice_and_no_sum_is_rounded(
             found = tied_step("chunked", ids, weight, bias, labels, options)
         for one, other in zip(found, exact, strict=True):
             assert share(one, other) <= NEAR[dtype], sizes
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.usefixtures("several_chunks")
+def test_without_a_bias_rows_in_bf16_are_read_once(options: dict[str, Any]) -> None:
+    for sizes in SIZES[1:5]:
+        ids, weight, _, labels = ends(*sizes, torch.bfloat16)
+        exact = tied_step("reference", ids, weight.double(), None, labels, options)
+        for one, other in zip(tied_step("chunked", ids, weight, None, labels, options), exact, strict=True):
+            assert share(one, other) <= NEAR[torch.bfloat16], sizes
+
+
+def test_logits_that_rise_along_the_vocabulary_overflow_nothing() -> None:
+    torch.manual_seed(0)
+    size, width = 50257, 64
+    weight = torch.randn(size, width, device="cuda")
+    weight[:, 0] = torch.linspace(-400, 400, size, device="cuda")
+    hidden = torch.randn(300, width, device="cuda")
+    hidden[:, 0] = torch.linspace(-1, 1, 300, device="cuda")
+    labels = torch.randint(0, size, (300,), device="cuda")
+    found = []
+    for dtype, ours in ((torch.bfloat16, True), (torch.bfloat16, False), (torch.float64, False)):
+        x, w = (one.bfloat16().to(dtype).requires_grad_() for one in (hidden, weight))
+        if ours:
+            loss = linear_cross_entropy(x, w, labels, backend="chunked")
+        else:
+            loss = F.cross_entropy((x @ w.t()).to(torch.promote_types(dtype, torch.float32)), labels)
+        found.append([loss.detach(), *torch.autograd.grad(loss, (x, w))])
+    for one, eager, exact in zip(*found, strict=True):
+        assert share(one, exact) <= 1.05 * share(eager, exact)  # a logit of 400 has steps of 2 in bf16
 
 
 def test_a_label_that_is_no_token_has_no_loss() -> None:

@@ -9,12 +9,21 @@ import pytest
 import torch
 
 from bowline.nn import kernels, row_sums
-from bowline.nn.loss import linear_cross_entropy, resources, softmax, sweep, sweep_gpu, triton_kernel, twice
+from bowline.nn.loss import (
+    gpu_products,
+    linear_cross_entropy,
+    resources,
+    softmax,
+    sweep,
+    sweep_gpu,
+    triton_kernel,
+    twice,
+)
 from bowline.nn.loss.chunks import padded
 from bowline.nn.loss.job import Job, Wanted
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
-from bowline.nn.loss.rule import Rule
+from bowline.nn.loss.rule import Chunk, Rule
 from tests.nn.loss.cases import OPTIONS, V, case, gradients
 
 EVERYTHING = Rule(0.7, 3.0, 0.01, 0.1, 0.9)
@@ -32,6 +41,7 @@ PLAIN = RULES[0]
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kernel, "BLOCK", 16)
+    monkeypatch.setattr(triton_kernel, "BLOCK_ONCE", 16)
 
 
 def room(rows: int, size: int, dtype: torch.dtype, fill: float = torch.nan) -> torch.Tensor:
@@ -66,12 +76,16 @@ def exact(
     return losses.detach(), lse.detach(), gradient
 
 
-def whole(x: torch.Tensor, labels: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
-    """The gradient, each row's own column put back where the kernel has left 0."""
-    assert own is not None
+def whole(x: torch.Tensor, labels: torch.Tensor, found: Chunk) -> torch.Tensor:
+    """The gradient, times its factor, and each row's own column put back where the kernel has left 0."""
+    assert found.of_label is not None
     places = labels.clamp(min=0)[:, None]
     assert not x.gather(1, places).any()
-    return x.double().scatter(1, places, own.double()[:, None])
+    wide = x.double() if found.factor is None else x.double() * found.factor.double()[:, None]
+    return wide.scatter(1, places, found.of_label.double()[:, None])
+
+
+KERNELS = [triton_kernel.softmax_rows, triton_kernel.power_rows]
 
 
 @pytest.mark.parametrize("dtype", kernels.DTYPES)
@@ -94,16 +108,20 @@ def test_a_gradient_is_multiplied_where_it_lies(dtype: torch.dtype, factor: floa
         *((EVERYTHING, size > 8, True, size) for size in (1, 2, 13, 16, 70)),
     ],
 )
-def test_loss_lse_and_gradient_are_those_of_float64(rule: Rule, masked: bool, with_lse: bool, size: int) -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_loss_lse_and_gradient_are_those_of_float64(
+    rule: Rule, masked: bool, with_lse: bool, size: int, kernel: Any
+) -> None:
+    rule = replace(rule, share=0.0) if kernel is triton_kernel.power_rows else rule
     x, of_loss = room(4, size, torch.float32), torch.tensor([0.5, 0.0, -1.5, 1.0])
     of_lse = torch.tensor([0.25, 2.0, 0.0, 0.5]) if with_lse else None
     banned = torch.arange(size) % 5 == 1 if masked else None
     labels = torch.tensor([0, -1, size - 1 - (masked and (size - 1) % 5 == 1), -1])
     losses, lse, gradient = exact(x, labels, banned, of_loss, of_lse, rule)
-    found = triton_kernel.softmax_rows(x, labels, -1, banned, of_loss, of_lse, rule)
+    found = kernel(x, labels, -1, banned, of_loss, of_lse, rule)
     torch.testing.assert_close(found.lse.double(), lse, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found.losses.double(), losses, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(whole(x, labels, found.of_label), gradient, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(whole(x, labels, found), gradient, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -115,7 +133,7 @@ def test_half_precision_is_rounded_once_and_the_label_never(dtype: torch.dtype) 
     torch.testing.assert_close(found.lse.double(), lse, rtol=1e-6, atol=1e-6)
     bits = 1.01 if dtype == torch.bfloat16 else 0.51  # the interpreter cuts bits of bf16 off, and a GPU rounds
     near = bits * torch.finfo(dtype).eps * gradient.abs().clamp(min=torch.finfo(dtype).smallest_normal)
-    assert ((whole(x, labels, found.of_label) - gradient).abs() <= near + 1e-6).all()
+    assert ((whole(x, labels, found) - gradient).abs() <= near + 1e-6).all()
     assert found.of_label is not None
     exactly = gradient.gather(1, labels[:, None])[:, 0]
     torch.testing.assert_close(found.of_label.double(), exactly, rtol=1e-6, atol=1e-6)
@@ -131,14 +149,15 @@ def test_without_a_gradient_the_products_stay() -> None:
 
 @pytest.mark.parametrize("far", [-1e4, 1e4])
 @pytest.mark.parametrize("masked", [False, True])
-def test_logits_far_from_zero_do_not_overflow_block_by_block(far: float, masked: bool) -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_logits_far_from_zero_do_not_overflow_block_by_block(far: float, masked: bool, kernel: Any) -> None:
     x, labels = room(2, 70, torch.float32), torch.tensor([40, 69])
     x += torch.linspace(far, 2 * far, 70)
     banned = torch.arange(70) < 32 if masked else None  # two whole blocks
     _, lse, gradient = exact(x, labels, banned, torch.ones(2), None, PLAIN)
-    found = triton_kernel.softmax_rows(x, labels, -1, banned, torch.ones(2), None, PLAIN)
+    found = kernel(x, labels, -1, banned, torch.ones(2), None, PLAIN)
     torch.testing.assert_close(found.lse.double(), lse)
-    torch.testing.assert_close(whole(x, labels, found.of_label), gradient, rtol=1e-2, atol=1e-5)  # steps of 1e-3 there
+    torch.testing.assert_close(whole(x, labels, found), gradient, rtol=1e-2, atol=1e-5)  # steps of 1e-3 there
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
@@ -155,18 +174,31 @@ def test_infinities_are_what_they_are_to_the_plain_operations(bad: float, everyw
     torch.testing.assert_close(x, plain, equal_nan=True)
 
 
+@pytest.mark.parametrize("steps", [(0, 50, 100, 40, 170), (0, 61, 61, 200, 0), (-1e4, 0, 70, 0, 1e4)])
+def test_powers_stay_numbers_as_logits_rise_from_block_to_block(steps: tuple[float, ...]) -> None:
+    x, labels = room(2, 80, torch.float32), torch.tensor([3, 70])
+    x += torch.tensor(steps).repeat_interleave(16)
+    _, lse, gradient = exact(x, labels, None, torch.ones(2), None, PLAIN)
+    found = triton_kernel.power_rows(x, labels, -1, None, torch.ones(2), None, PLAIN)
+    assert x.isfinite().all()
+    torch.testing.assert_close(found.lse.double(), lse)
+    torch.testing.assert_close(whole(x, labels, found), gradient, rtol=1e-2, atol=1e-5)
+
+
 @pytest.mark.parametrize("bad", [0.0, torch.inf, torch.nan])
-def test_a_row_that_nothing_comes_back_for_gets_none_whatever_it_holds(bad: float) -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_row_that_nothing_comes_back_for_gets_none_whatever_it_holds(bad: float, kernel: Any) -> None:
     x, of_loss = room(2, 20, torch.float32), torch.tensor([0.0, 1.0])
     x[0] = bad
-    found = triton_kernel.softmax_rows(x, torch.tensor([4, 5]), -1, None, of_loss, None, PLAIN)
+    found = kernel(x, torch.tensor([4, 5]), -1, None, of_loss, None, PLAIN)
     assert not x[0].any() and x[1].any()
     assert found.of_label is not None and found.of_label[0] == 0
 
 
-def test_a_label_that_is_no_token_has_no_loss_and_nothing_else_is_read() -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_label_that_is_no_token_has_no_loss_and_nothing_else_is_read(kernel: Any) -> None:
     x = room(3, 20, torch.float32)
-    found = triton_kernel.softmax_rows(x, torch.tensor([20, 3, -7]), -1, None, torch.ones(3), None, PLAIN)
+    found = kernel(x, torch.tensor([20, 3, -7]), -1, None, torch.ones(3), None, PLAIN)
     assert found.losses.isnan().tolist() == [True, False, True]
 
 
@@ -253,6 +285,22 @@ def test_loss_and_gradients_are_the_references(
         found.append([one.double() for one in (loss, lse, *back)])
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
     assert calls
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_in_bf16_without_a_bias_the_factor_finds_its_way_into_both_gradients(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "sweep_on_cpu", sweep_gpu.sweep_on_gpu)
+    monkeypatch.setattr(gpu_products, "_widens", lambda _: False)  # a CPU does not
+    hidden, weight, labels, _ = case(3, 5, dtype=torch.bfloat16)
+    found = []
+    for backend, dtype in (("chunked", torch.bfloat16), ("reference", torch.float64)):
+        x, w = (end.detach().to(dtype).requires_grad_() for end in (hidden, weight))
+        loss = linear_cross_entropy(x, w, labels, backend=backend, **options)
+        found.append([loss.detach(), *gradients(loss, x, w)])
+    for ours, exactly in zip(*found, strict=True):
+        assert (ours.double() - exactly).norm() <= 0.012 * exactly.norm()
 
 
 def test_it_is_not_for_float64_nor_where_nothing_may_be_compiled(calls: list[Rule]) -> None:

@@ -28,20 +28,22 @@ from triton.compiler import ASTSource
 from bowline.nn.loss import triton_kernel
 
 kinds = {"x": "*" + sys.argv[1], "banned": "*u8", "stride": "i32", "size": "i32", "labels": "*i64", "ignored": "i32"}
-kinds |= dict.fromkeys(("of_loss", "of_lse", "losses", "lse", "own"), "*fp32")
+kinds |= dict.fromkeys(("of_loss", "of_lse", "losses", "lse", "own", "factor"), "*fp32")
 kinds |= dict.fromkeys(("scale", "softcap", "z_loss", "share", "kept"), "fp32")
 given = set(kinds) - {"banned", "of_lse", "scale", "softcap", "z_loss", "share"}
 if sys.argv[3] == "everything":
     given = set(kinds)
 signature, constants, aligned = {}, {}, {}
-for place, name in enumerate(triton_kernel._row.arg_names):
+kernel = getattr(triton_kernel, sys.argv[4])
+block, warps = (triton_kernel.BLOCK, 16) if kernel is triton_kernel._row else (triton_kernel.BLOCK_ONCE, 8)
+for place, name in enumerate(kernel.arg_names):
     signature[name] = kinds[name] if name in given else "constexpr"
     if name not in given:
-        constants[place,] = triton_kernel.BLOCK if name == "BLOCK" else None
+        constants[place,] = block if name == "BLOCK" else None
     elif kinds[name].startswith("*") or name == "stride":
         aligned[place,] = [["tt.divisibility", 16]]
-source = ASTSource(triton_kernel._row, signature, constants, aligned)
-made = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[2]), 32), options={"num_warps": 16})
+source = ASTSource(kernel, signature, constants, aligned)
+made = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[2]), 32), options={"num_warps": warps})
 print(json.dumps({"ptx": made.asm["ptx"], "binary": len(made.asm["cubin"])}))
 """
 
@@ -88,11 +90,14 @@ def test_interpreted_the_kernel_does_what_float64_does() -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(("dtype", "capability", "options"), [("bf16", "90", "none"), ("fp16", "80", "everything")])
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "capability", "options"),
+    [("_row", "bf16", "90", "none"), ("_row", "fp16", "80", "everything"), ("_powers", "bf16", "90", "none")],
+)
 def test_it_compiles_for_a_gpu_and_reads_and_writes_whole_vectors(
-    dtype: str, capability: str, options: str, tmp_path: Path
+    kernel: str, dtype: str, capability: str, options: str, tmp_path: Path
 ) -> None:
-    done = run_with_triton("-c", COMPILE, dtype, capability, options, TRITON_CACHE_DIR=str(tmp_path))
+    done = run_with_triton("-c", COMPILE, dtype, capability, options, kernel, TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout.splitlines()[-1])
     ptx: str = made["ptx"]

@@ -21,12 +21,14 @@ __all__ = ["Chunk", "Rule"]
 class Chunk:
     """Of n rows: their losses and lse, and of the gradient the column of each row's own label; (n,), float32 or wider.
 
-    The lse counts for rows without a label too; their losses and gradients are 0.
+    The lse counts for rows without a label too; their losses and gradients are 0. Where there is a `factor` (n,), the
+    gradient of the products is what they were overwritten by times that.
     """
 
     losses: torch.Tensor
     lse: torch.Tensor
     of_label: torch.Tensor | None
+    factor: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from bowline.nn.kernels import kernels_run_on
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
 from bowline.nn.loss.rule import Chunk, Rule
-from bowline.nn.loss.triton_kernel import softmax_rows
+from bowline.nn.loss.triton_kernel import power_rows, softmax_rows
 
 __all__ = ["banned_tokens", "chunk_loss", "masked_chunk"]
 
@@ -39,16 +39,22 @@ def chunk_loss(
     of_lse: torch.Tensor | None,
     options: Options,
     allowed: Resources,
+    *,
+    by_factor: bool = False,
 ) -> Chunk:
     """Products x (n, V), which are overwritten: by their gradient where there is an `of_loss` (n,), else by anything.
 
-    labels (n,) may be `ignore_index`; `of_lse` (n,) or `None`.
+    labels (n,) may be `ignore_index`; `of_lse` (n,) or `None`. `by_factor`: where it is faster, the gradient may be
+    what they are overwritten by times the chunk's `factor`.
     """
     size = x.shape[1]
     rule = Rule.of(options, size)
     banned = banned_tokens(options.mask_ids, size, x.device) if options.mask_ids else None
     if allowed.compiler is not False and kernels_run_on(x):
-        return softmax_rows(x, labels, options.ignore_index, banned, of_loss, of_lse, rule)
+        ignored = options.ignore_index
+        if by_factor and of_loss is not None and x.dtype == torch.bfloat16 and not rule.share:
+            return power_rows(x, labels, ignored, banned, of_loss, of_lse, rule)
+        return softmax_rows(x, labels, ignored, banned, of_loss, of_lse, rule)
     wide = torch.promote_types(x.dtype, torch.float32)
     counted = labels != options.ignore_index
     ids = labels.masked_fill(~counted, 0)[:, None]

@@ -40,15 +40,17 @@ def sweep_on_gpu(job: Job) -> Sweep:
         by.make_logits(ready, weight, bias, x)
         of_loss = job.of_loss[part] if wanted.any() else None
         of_lse = None if job.of_lse is None else job.of_lse[part]
-        chunk = chunk_loss(x, job.labels[part], of_loss, of_lse, options, job.allowed)
+        chunk = chunk_loss(x, job.labels[part], of_loss, of_lse, options, job.allowed, by_factor=not wanted.bias)
         chunks.append(chunk)
         if of_hidden is not None and chunk.of_label is not None:
             product = by.make_of_hidden(x, weight)
             if job.kernels and kernels_run_on(product) and kernels_run_on(weight):
-                add_own_rows(product, weight, ids[part], chunk.of_label, of_hidden[part])
+                add_own_rows(product, weight, ids[part], chunk.of_label, of_hidden[part], chunk.factor)
             else:
                 of_hidden[part] = product.add_(weight[ids[part]].to(job.wide) * chunk.of_label[:, None])
         if of_weight is not None:
+            if chunk.factor is not None:
+                ready = by.ready(torch.mul(ready.plain, chunk.factor[:, None], out=torch.empty_like(ready.plain)))
             by.add_of_weight(of_weight, x, ready, first == 0)
         if of_bias is not None:
             of_bias += x.sum(0, dtype=job.wide)

@@ -1,12 +1,14 @@
-"""What is between the products, as Triton kernels: a row of logits is read twice, and its gradient written once.
+"""What is between the products, as Triton kernels; plain operations read and write each logit a dozen times.
 
-Without them, plain operations read and write each logit a dozen times, in float32. `softmax` says what is computed and
-when they are chosen. A second kernel adds the label's own column, which the products were spared.
+`softmax_rows` reads a row of logits twice and writes its gradient once. `power_rows` reads it once and writes powers,
+of which the gradient is a multiple that is known only at the end of the row: whoever multiplies them has to put it in.
+`softmax` says what is computed and when which is chosen. `add_own_rows` adds the label's own column, which the products
+were spared, and `gradient_rows` is for blocks of the vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
@@ -14,12 +16,16 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from bowline.nn.kernels import jit, tl, triton
 from bowline.nn.loss.rule import Chunk, Rule
 
-__all__ = ["add_own_rows", "gradient_rows", "softmax_rows"]
+__all__ = ["add_own_rows", "gradient_rows", "power_rows", "softmax_rows"]
 
 BLOCK = 8192
-"""Logits of a row that a program holds at once, 16 of them in each of its threads."""
+"""Logits of a row that a program of `softmax_rows` holds at once, 16 of them in each of its threads."""
+BLOCK_ONCE = 4096
+"""The same of `power_rows`, which needs more registers."""
 COLUMNS = 1024
-"""Of hidden, in a program of the second kernel."""
+"""Of hidden, in a program of `add_own_rows`."""
+FAR = tl.constexpr(60.0) if tl else 60.0
+"""Above the number that is taken off its logits, a logit of which the power would become too large."""
 
 
 def softmax_rows(
@@ -40,11 +46,40 @@ def softmax_rows(
     The columns of x are neighbours. What lies between V and the stride of the rows is scratch and overwritten too, so
     that whole vectors are read and written whatever V is.
     """
+    return _launched(_row, x, labels, ignored, banned, of_loss, of_lse, rule)
+
+
+def power_rows(
+    x: torch.Tensor,
+    labels: torch.Tensor,
+    ignored: int,
+    banned: torch.Tensor | None,
+    of_loss: torch.Tensor,
+    of_lse: torch.Tensor | None,
+    rule: Rule,
+) -> Chunk:
+    """`softmax_rows` of a rule without a share, but the gradient is what x becomes times `factor` (n,) of the chunk.
+
+    Only for dtypes with the exponents of float32.
+    """
+    return _launched(_powers, x, labels, ignored, banned, of_loss, of_lse, rule)
+
+
+def _launched(
+    kernel: Any,
+    x: torch.Tensor,
+    labels: torch.Tensor,
+    ignored: int,
+    banned: torch.Tensor | None,
+    of_loss: torch.Tensor | None,
+    of_lse: torch.Tensor | None,
+    rule: Rule,
+) -> Chunk:
     rows, size, stride = *x.shape, x.stride(0)
-    losses, lse, own = torch.empty(3, rows, dtype=torch.float32, device=x.device)
-    block = min(BLOCK, triton.next_power_of_2(size))
+    losses, lse, own, factor = torch.empty(4, rows, dtype=torch.float32, device=x.device)
+    block = min(BLOCK if kernel is _row else BLOCK_ONCE, triton.next_power_of_2(size))
     with torch.cuda.device_of(x):  # which need not be the current one
-        _row[(rows,)](
+        kernel[(rows,)](
             x,
             stride,
             size,
@@ -56,6 +91,7 @@ def softmax_rows(
             losses,
             lse,
             own,
+            factor,
             None if rule.scale == 1.0 else rule.scale,
             rule.softcap,
             rule.z_loss or None,
@@ -64,13 +100,26 @@ def softmax_rows(
             BLOCK=block,
             num_warps=max(4, min(16, block // 512)),
         )
-    return Chunk(losses=losses, lse=lse, of_label=None if of_loss is None else own)
+    return Chunk(
+        losses=losses,
+        lse=lse,
+        of_label=None if of_loss is None else own,
+        factor=factor if kernel is _powers else None,
+    )
 
 
 def add_own_rows(
-    product: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor, own: torch.Tensor, out: torch.Tensor
+    product: torch.Tensor,
+    weight: torch.Tensor,
+    ids: torch.Tensor,
+    own: torch.Tensor,
+    out: torch.Tensor,
+    factor: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Out (n, D) = product + own weight[ids]: product (n, D) contiguous and own (n,) in float32, ids (n,) of rows."""
+    """Out (n, D) = factor product + own weight[ids]: product (n, D), contiguous, and own and factor (n,) in float32.
+
+    ids (n,) are rows of weight (V, D); without a factor it is 1.
+    """
     rows, width = product.shape
     block = min(COLUMNS, triton.next_power_of_2(width))
     with torch.cuda.device_of(product):
@@ -82,6 +131,7 @@ def add_own_rows(
             len(weight),
             ids,
             own,
+            factor,
             out,
             out.stride(0),
             width,
@@ -179,14 +229,16 @@ def _gradient(
 
 @jit
 @no_type_check
-def _own(product, weight, stride, step, size, ids, own, out, out_stride, width, BLOCK: tl.constexpr):  # noqa: N803
+def _own(product, weight, stride, step, size, ids, own, by, out, out_stride, width, BLOCK: tl.constexpr):  # noqa: N803
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    token, factor = tl.load(ids + row).to(tl.int64), tl.load(own + row)
+    token = tl.load(ids + row).to(tl.int64)
     known = inside & (token >= 0) & (token < size)
     y = tl.load(product + row * width + columns, mask=inside, other=0.0)
-    y += factor * tl.load(weight + token * stride + columns * step, mask=known, other=0.0).to(tl.float32)
+    if by is not None:
+        y *= tl.load(by + row)
+    y += tl.load(own + row) * tl.load(weight + token * stride + columns * step, mask=known, other=0.0).to(tl.float32)
     tl.store(out + row * out_stride + columns, y.to(out.dtype.element_ty), mask=inside)
 
 
@@ -204,6 +256,7 @@ def _row(
     losses,
     lse,
     own,
+    factor,
     scale,
     softcap,
     z_loss,
@@ -286,6 +339,97 @@ def _row(
                     gradient *= 1.0 - (y / softcap) * (y / softcap)
                 gradient = tl.where(_left_out(banned, columns, size, stride) | (columns == label), 0.0, gradient)
                 tl.store(x + columns, gradient.to(x.dtype.element_ty), mask=columns < stride)
+
+
+@jit
+@no_type_check
+def _powers(
+    x,
+    stride,
+    size,
+    banned,
+    labels,
+    ignored,
+    of_loss,
+    of_lse,
+    losses,
+    lse,
+    own,
+    factor,
+    scale,
+    softcap,
+    z_loss,
+    share,
+    kept,
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    """One program a row, read and written once; what is taken off its logits is the most of the first block.
+
+    Where a later logit is so far above that its power would be too large, that is taken off from there on, and what is
+    written already is multiplied.
+    """
+    row = tl.program_id(0)
+    x += row.to(tl.int64) * stride
+    label = tl.load(labels + row).to(tl.int64)
+    counted = label != ignored
+    label = tl.where(counted, label, 0)
+    known = (label >= 0) & (label < size)
+    target = tl.load(x + label, mask=known, other=float("nan")).to(tl.float32)
+    if scale is not None:
+        target *= scale
+    if softcap is not None:
+        target = _capped(target, softcap)
+    of_row = tl.where(counted, tl.load(of_loss + row), 0.0)
+    nothing = of_row == 0.0
+    if of_lse is not None:
+        nothing = nothing & (tl.load(of_lse + row) == 0.0)
+    FEW: tl.constexpr = BLOCK if BLOCK < 1024 else 1024  # noqa: N806
+    shift = -float("inf")
+    total = 0.0
+    for block in range(tl.cdiv(size, BLOCK)):
+        columns = block * BLOCK + tl.arange(0, BLOCK)
+        y = _logits(x, columns, stride, scale, softcap)
+        out = _left_out(banned, columns, size, stride)
+        most = tl.max(tl.where(out, -float("inf"), y))
+        if (most - shift > FAR) & (most < float("inf")):
+            if shift > -float("inf"):
+                smaller = tl.exp(shift - most)
+                total *= smaller
+                tl.debug_barrier()
+                for before in range(block * (BLOCK // FEW)):
+                    at = x + before * FEW + tl.arange(0, FEW)
+                    tl.store(at, (tl.load(at).to(tl.float32) * smaller).to(x.dtype.element_ty))
+            shift = most
+        y = tl.where(out, -float("inf"), _logits(x, columns, stride, scale, softcap))  # again: it need not be kept
+        power = tl.exp(y - tl.where(shift == -float("inf"), 0.0, shift))
+        total += tl.sum(power)
+        if softcap is not None:
+            power *= 1.0 - (y / softcap) * (y / softcap)
+        power = tl.where(nothing, 0.0, tl.where(out | (columns == label), 0.0, power))
+        tl.store(x + columns, power.to(x.dtype.element_ty), mask=columns < stride)
+    found = tl.where(shift == -float("inf"), 0.0, shift) + tl.log(total)
+    tl.store(lse + row, found)
+    loss = found - kept * target
+    of_p = of_row
+    if z_loss is not None:
+        loss += z_loss * found * found
+        of_p += of_row * 2.0 * z_loss * found
+    if of_lse is not None:
+        of_p += tl.load(of_lse + row)
+    by = of_p / total
+    of_label = tl.exp(target - found) * of_p - kept * of_row
+    if scale is not None:
+        by *= scale
+        of_label *= scale
+    if softcap is not None:
+        of_label *= 1.0 - (target / softcap) * (target / softcap)
+    if banned is not None:
+        label_banned = tl.load(banned + label, mask=known, other=0) != 0
+        loss = tl.where(label_banned, float("inf"), loss)
+        of_label = tl.where(label_banned, 0.0, of_label)
+    tl.store(losses + row, tl.where(counted, loss, 0.0))
+    tl.store(own + row, tl.where(nothing, 0.0, of_label))
+    tl.store(factor + row, tl.where(nothing, 0.0, by))
 
 
 @jit
