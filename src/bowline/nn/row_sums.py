@@ -33,7 +33,7 @@ def add_rows(
     ids in order. Where the ids may not be read, as on a GPU by default, nothing waits for their values.
 
     Args:
-        table: contiguous rows, of any float dtype.
+        table: of any float dtype.
         ids: rows of the table.
         rows: what is added, of any float dtype.
         factors: of the rows.
@@ -41,7 +41,7 @@ def add_rows(
         read_ids: whether their values may be waited for.
         kernels: whether a Triton kernel may do it, where there is one.
     """
-    if kernels and kernels_run_on(table) and rows.is_floating_point() and rows.dtype.itemsize <= 4:
+    if kernels and table.stride(1) == 1 and kernels_run_on(table) and kernels_run_on(rows):
         _add_by_kernel(table, ids, rows, factors, padding_idx)
         return
     wide = torch.promote_types(table.dtype, torch.float32)

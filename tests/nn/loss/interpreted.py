@@ -221,6 +221,15 @@ def test_rows_of_one_id_are_summed_in_float32_and_rounded_once(
     assert ((table - exactly).abs() <= near * exactly.abs() + 1e-4 * near + 1e-5).all()
 
 
+def test_rows_are_added_to_a_table_whose_columns_are_no_neighbours_too() -> None:
+    table, rows = torch.zeros(3, 4).t(), torch.arange(10.0).view(2, 5).t()[:, :1].expand(5, 3)
+    row_sums.add_rows(table, torch.tensor([0, 1, 1, 3, 3]), rows)
+    assert table.tolist() == [[0.0] * 3, [3.0] * 3, [0.0] * 3, [7.0] * 3]
+    turned = torch.arange(6.0).view(2, 3).t()  # (3, 2)
+    row_sums.add_rows(plain := torch.zeros(2, 2), torch.tensor([1, 1, 0]), turned)
+    assert plain.tolist() == [[2.0, 5.0], [1.0, 7.0]]
+
+
 def test_rows_at_the_padding_row_and_at_no_row_are_left_out() -> None:
     table = torch.zeros(4, 3)
     row_sums.add_rows(table, torch.tensor([1, 3, 1, 9, -2]), torch.ones(5, 3), padding_idx=3)
@@ -301,6 +310,27 @@ def test_in_bf16_without_a_bias_the_factor_finds_its_way_into_both_gradients(
         found.append([loss.detach(), *gradients(loss, x, w)])
     for ours, exactly in zip(*found, strict=True):
         assert (ours.double() - exactly).norm() <= 0.012 * exactly.norm()
+
+
+@pytest.mark.parametrize("twice_over", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_tensors_that_lie_turned_in_memory_the_gradients_are_the_same(
+    twice_over: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by = twice.sweep_twice if twice_over else sweep_gpu.sweep_on_gpu
+    monkeypatch.setattr(sweep, "sweep_on_cpu", by)
+    monkeypatch.setattr(twice, "_block", lambda *_: 4)
+    monkeypatch.setattr(gpu_products, "_widens", lambda _: False)
+    hidden, weight, labels, _ = case(15, dtype=dtype)
+    found = []
+    for turned in (False, True):
+        x, w = (end.detach().t().contiguous().t() if turned else end.detach() for end in (hidden, weight))
+        assert x.is_contiguous() != turned
+        x.requires_grad_()
+        w.requires_grad_()
+        loss = linear_cross_entropy(x, w, labels, backend="chunked")
+        found.append([loss.detach(), *gradients(loss, x, w)])
+    torch.testing.assert_close(*found)
 
 
 def test_it_is_not_for_float64_nor_where_nothing_may_be_compiled(calls: list[Rule]) -> None:

@@ -13,9 +13,9 @@ class GpuProducts(Products):
     """`torch.mm` and its kin; in half precision the gradient of the matrix is rounded once, not in each chunk."""
 
     def sums(self, weight: torch.Tensor, chunks: int) -> torch.Tensor:
-        """Room for the gradient (V, D): in float32 or wider, unless it is made by one product."""
+        """Room for the gradient (V, D), contiguous: in float32 or wider, unless it is made by one product."""
         wide = torch.promote_types(weight.dtype, torch.float32)
-        return torch.empty_like(weight, dtype=weight.dtype if chunks == 1 else wide)
+        return weight.new_empty(weight.shape, dtype=weight.dtype if chunks == 1 else wide)
 
     def make_of_hidden(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """X weight: (n, D), in float32 or wider, never rounded where this torch can."""

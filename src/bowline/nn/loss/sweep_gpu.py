@@ -29,7 +29,7 @@ def sweep_on_gpu(job: Job) -> Sweep:
     sums = job.beside() if wanted.weight else 0
     step = chunk_rows(count, size, weight.dtype, weight.device, job.allowed.scratch(weight), sums)
     ids = job.ids()
-    of_hidden = torch.empty_like(hidden) if wanted.hidden else None
+    of_hidden = hidden.new_empty(hidden.shape) if wanted.hidden else None  # contiguous, as kernels write
     of_weight = by.sums(weight, -(-count // step)) if wanted.weight else None
     of_bias = torch.zeros(size, dtype=job.wide, device=hidden.device) if wanted.bias else None
     room = by.room(min(step, count), weight)

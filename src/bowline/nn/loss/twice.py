@@ -46,7 +46,7 @@ def sweep_twice(job: Job) -> Sweep:
     of_loss = job.of_loss.to(job.wide).masked_fill(job.labels == options.ignore_index, 0.0)
     of_p = rule.of_p(found.lse, of_loss, job.of_lse)
     own = torch.zeros_like(of_p)
-    of_weight = torch.empty_like(weight)
+    of_weight = weight.new_empty(weight.shape)
     product = hidden.new_zeros(count, width, dtype=job.wide) if wanted.hidden else None
     of_bias = weight.new_empty(size) if wanted.bias else None
     step = _block(job, count)
@@ -62,13 +62,13 @@ def sweep_twice(job: Job) -> Sweep:
             by.add_of_hidden(product, x, weight[part])
         if of_bias is not None:
             torch.sum(x, 0, dtype=of_bias.dtype, out=of_bias[part])
-    del room
+    del room, x
     add_rows(of_weight, ids, hidden, own)
     if of_bias is not None:
         of_bias = of_bias.to(job.wide).index_add_(0, ids, own).to(weight.dtype)
     of_hidden = None
     if product is not None:
-        of_hidden = add_own_rows(product, weight, ids, own, torch.empty_like(hidden))
+        of_hidden = add_own_rows(product, weight, ids, own, hidden.new_empty(hidden.shape))
     return replace(found, of_hidden=of_hidden, of_weight=of_weight, of_bias=of_bias)
 
 
