@@ -34,11 +34,11 @@ def add_rows(
 
     Args:
         table: of any float dtype.
-        ids: rows of the table.
+        ids: rows of the table; the kernel leaves others out, and without it they are an error.
         rows: what is added, of any float dtype.
         factors: of the rows.
         padding_idx: see above.
-        read_ids: whether their values may be waited for.
+        read_ids: whether their values may be waited for; the kernel never does.
         kernels: whether a Triton kernel may do it, where there is one.
     """
     if kernels and table.stride(1) == 1 and kernels_run_on(table) and kernels_run_on(rows):

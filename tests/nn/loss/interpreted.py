@@ -190,7 +190,8 @@ def test_powers_stay_numbers_as_logits_rise_from_block_to_block(steps: tuple[flo
 def test_a_row_that_nothing_comes_back_for_gets_none_whatever_it_holds(bad: float, kernel: Any) -> None:
     x, of_loss = room(2, 20, torch.float32), torch.tensor([0.0, 1.0])
     x[0] = bad
-    found = kernel(x, torch.tensor([4, 5]), -1, None, of_loss, None, PLAIN)
+    rule = replace(PLAIN, z_loss=0.01)
+    found = kernel(x, torch.tensor([4, 5]), -1, None, of_loss, None, rule)
     assert not x[0].any() and x[1].any()
     assert found.of_label is not None and found.of_label[0] == 0
 
@@ -219,6 +220,16 @@ def test_rows_of_one_id_are_summed_in_float32_and_rounded_once(
     row_sums.add_rows(table, ids, rows, factors)
     near = (1.01 if dtype == torch.bfloat16 else 0.51) * torch.finfo(dtype).eps
     assert ((table - exactly).abs() <= near * exactly.abs() + 1e-4 * near + 1e-5).all()
+
+
+@pytest.mark.parametrize("cap", [1.0, 30.0, 1e4, 1e6])
+def test_a_softcap_keeps_the_digits_of_logits_far_below_it(cap: float) -> None:
+    x, labels = room(3, 37, torch.float32), torch.tensor([0, 5, 36])
+    rule = replace(PLAIN, softcap=cap)
+    losses, _, gradient = exact(x, labels, None, torch.ones(3), None, rule)
+    found = triton_kernel.softmax_rows(x, labels, -1, None, torch.ones(3), None, rule)
+    torch.testing.assert_close(found.losses.double(), losses, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(whole(x, labels, found), gradient, rtol=2e-6, atol=1e-6)
 
 
 def test_rows_are_added_to_a_table_whose_columns_are_no_neighbours_too() -> None:

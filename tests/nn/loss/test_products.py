@@ -90,6 +90,7 @@ def test_rows_of_a_gpus_chunk_are_whole_tiles() -> None:
     assert chunk_rows(8192, 151936, torch.bfloat16, gpu, 2**30) == 2816  # three chunks
     assert chunk_rows(8192, 50257, torch.bfloat16, gpu, 2**30) == 4096
     assert chunk_rows(130, 151936, torch.bfloat16, gpu, 2**30) == 130  # one
+    assert chunk_rows(1040, 50304, torch.bfloat16, gpu, 520 * 50304 * 2) == 384  # 640 would be over the budget
 
 
 @pytest.mark.usefixtures("real_chunks")

@@ -47,8 +47,9 @@ def chunk_rows(rows: int, size: int, dtype: torch.dtype, device: torch.device, b
         return max(1, rows)
     fits = int(share * (budget - sums)) // (padded(size) * dtype.itemsize)
     limit = max(least, min(most, fits))
-    chunks = max(1, -(-rows // limit))
     tile = TILE if device.type != "cpu" and rows > limit else 1
+    limit = max(tile, limit // tile * tile)
+    chunks = max(1, -(-rows // limit))
     return max(1, -(-rows // (chunks * tile)) * tile)
 
 

@@ -46,7 +46,7 @@ def sweep_in_place(
     count, size, wide = len(hidden), len(weight), job.wide
     rule = Rule.of(options, size)
     counted = labels != options.ignore_index
-    ids = labels.masked_fill(~counted, 0)
+    ids = job.ids()
     of_each = job.of_loss.to(wide).masked_fill(~counted, 0.0)
     step = block_rows(max(hidden.shape), BLOCK)
     parts = [slice(first, min(first + step, size)) for first in range(0, size, step)]

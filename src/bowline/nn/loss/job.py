@@ -70,16 +70,12 @@ class Job:
             of_lse=None if self.of_lse is None else self.of_lse[rows],
         )
 
-    def with_hidden(self, hidden: torch.Tensor) -> Job:
-        """Another hidden."""
-        return replace(self, hidden=hidden)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """Losses (N,) and lse (N,) in float32 or wider, and the wanted gradients, in the dtypes of what they are of.
 
-    Where rows without a label were skipped, the lse of those is 0.
+    Where rows without a label may be skipped, the lse of those says nothing.
     """
 
     losses: torch.Tensor

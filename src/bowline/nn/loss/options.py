@@ -85,7 +85,7 @@ def check_arguments(
 
 
 def check_labels(labels: torch.Tensor, size: int, options: Options) -> None:
-    """On the CPU; elsewhere reading values would stop the queue, and the kernel's own assertion must do."""
+    """On the CPU. Elsewhere reading values would stop the queue: such a loss is NaN, or torch's own assertion fails."""
     if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
         return
     ignored = options.ignore_index

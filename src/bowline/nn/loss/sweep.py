@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from bowline.nn.loss.job import Job, Sweep
@@ -28,7 +30,7 @@ def sweep(job: Job, *, skip: bool = False) -> Sweep:
         return _swept(job)
     counted = job.labels != job.options.ignore_index
     if not _may_wait(job):
-        return _swept(job.with_hidden(torch.where(counted[:, None], job.hidden, 0.0)))
+        return _swept(replace(job, hidden=torch.where(counted[:, None], job.hidden, 0.0)))
     rows = counted.nonzero()[:, 0]
     return _swept(job) if len(rows) == len(counted) else _swept(job.of(rows)).spread(rows, len(counted))
 

@@ -41,7 +41,7 @@ def softmax_rows(
 
     x is overwritten by its gradient where there is an `of_loss` (n,), 0 in each row's own column; `of_lse` (n,) and
     `banned` (V,), tokens whose logit is -inf, or `None`; both gradients in float32. Where nothing comes back for a row
-    its gradient is 0, whatever it holds. A label that is no token has a loss of NaN, and so has what comes of it.
+    its gradient is 0, whatever it holds. A label that is no token has a loss of NaN, and gradients that mean nothing.
 
     The columns of x are neighbours. What lies between V and the stride of the rows is scratch and overwritten too, so
     that whole vectors are read and written whatever V is.
@@ -204,14 +204,14 @@ def _gradient(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
     label = tl.load(ids + row).to(tl.int64) - first
-    of_row, of_each = tl.load(of_loss + row), tl.load(of_p + row)
+    of_row, by = tl.load(of_loss + row), tl.load(of_p + row)
     at = x + row * stride + columns
     y = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     if scale is not None:
         y *= scale
     if softcap is not None:
         y = _capped(y, softcap)
-    gradient = tl.exp(y - tl.load(lse + row)) * of_each
+    gradient = tl.exp(y - tl.load(lse + row)) * by
     if share is not None:
         gradient -= share * of_row
     here = columns == label
@@ -222,7 +222,7 @@ def _gradient(
         gradient *= 1.0 - (y / softcap) * (y / softcap)
     if banned is not None:
         gradient = tl.where(tl.load(banned + columns, mask=inside, other=1) != 0, 0.0, gradient)
-    gradient = tl.where((of_row == 0.0) & (of_each == 0.0), 0.0, gradient)
+    gradient = tl.where((of_row == 0.0) & (by == 0.0), 0.0, gradient)
     tl.store(own + row + tl.zeros((BLOCK,), tl.int64), gradient, mask=here & inside)
     tl.store(at, tl.where(here, 0.0, gradient).to(x.dtype.element_ty), mask=inside)
 
@@ -238,7 +238,9 @@ def _own(product, weight, stride, step, size, ids, own, by, out, out_stride, wid
     y = tl.load(product + row * width + columns, mask=inside, other=0.0)
     if by is not None:
         y *= tl.load(by + row)
-    y += tl.load(own + row) * tl.load(weight + token * stride + columns * step, mask=known, other=0.0).to(tl.float32)
+    y += tl.load(own + row) * tl.load(weight + token * stride + columns.to(tl.int64) * step, mask=known, other=0.0).to(
+        tl.float32
+    )
     tl.store(out + row * out_stride + columns, y.to(out.dtype.element_ty), mask=inside)
 
 
@@ -305,12 +307,14 @@ def _row(
     tl.store(losses + row, tl.where(counted, loss, 0.0))
     if of_loss is not None:
         of_row = tl.where(counted, tl.load(of_loss + row), 0.0)
+        nothing = of_row == 0.0
         of_p = of_row
         if z_loss is not None:
             of_p += of_row * 2.0 * z_loss * found
         if of_lse is not None:
+            nothing = nothing & (tl.load(of_lse + row) == 0.0)
             of_p += tl.load(of_lse + row)
-        if (of_p == 0.0) & (of_row == 0.0):
+        if nothing:
             tl.store(own + row, 0.0)
             for block in range(blocks):
                 columns = block * BLOCK + tl.arange(0, BLOCK)
@@ -446,7 +450,10 @@ def _logits(x, columns, stride, scale, softcap):
 @jit
 @no_type_check
 def _capped(y, softcap):
-    return (2.0 / (1.0 + tl.exp(-2.0 * (y / softcap))) - 1.0) * softcap  # tanh
+    u = y / softcap
+    square = u * u
+    near = u * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
+    return tl.where(tl.abs(u) < 0.1, near, 2.0 / (1.0 + tl.exp(-2.0 * u)) - 1.0) * softcap  # tanh, the digits kept
 
 
 @jit

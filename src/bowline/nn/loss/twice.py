@@ -1,8 +1,9 @@
 """On a GPU, where the budget has no room for the sums of chunks: logits made twice, by tokens and by the vocabulary.
 
 A first sweep over chunks of tokens finds each token's lse. A second goes over blocks of the vocabulary, with the logits
-of all tokens in each; its gradient of the matrix is a part of the whole that is made by one product and rounded once.
-That is four products instead of three, and beyond the gradients only the logits of a chunk or of a block.
+of all tokens in each; its part of the matrix's gradient is made by one product, and no sum of chunks is kept.
+That is four products instead of three, and beyond the gradients only the logits of a chunk or of a block, and the
+gradient of hidden in float32.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ def needs_twice(job: Job) -> bool:
     if budget is None or not job.wanted.weight or not (job.kernels and kernels_run_on(weight)):
         return False
     at_once = len(job.hidden) * padded(len(weight)) * weight.dtype.itemsize
-    return weight.dtype.itemsize == 2 and at_once > budget and 2 * job.beside() > budget
+    sums = weight.numel() * job.wide.itemsize  # which in the end are there beside the gradient
+    return weight.dtype.itemsize == 2 and at_once > budget and sums > budget
 
 
 def sweep_twice(job: Job) -> Sweep:
-    """`sweep_on_gpu`, of which only the losses and the lse are made by it."""
+    """What `sweep_on_gpu` gives; of that, the losses and the lse are made by it."""
     found = sweep_on_gpu(replace(job, wanted=Wanted()))
     hidden, weight, options, wanted = job.hidden, job.weight, job.options, job.wanted
     count, (size, width) = len(hidden), weight.shape
@@ -45,6 +47,8 @@ def sweep_twice(job: Job) -> Sweep:
     banned = banned_tokens(options.mask_ids, size, weight.device) if options.mask_ids else None
     of_loss = job.of_loss.to(job.wide).masked_fill(job.labels == options.ignore_index, 0.0)
     of_p = rule.of_p(found.lse, of_loss, job.of_lse)
+    nothing = of_loss == 0 if job.of_lse is None else (of_loss == 0) & (job.of_lse == 0)
+    of_p = of_p.masked_fill(nothing, 0.0)  # whatever the lse is
     own = torch.zeros_like(of_p)
     of_weight = weight.new_empty(weight.shape)
     product = hidden.new_zeros(count, width, dtype=job.wide) if wanted.hidden else None
@@ -57,7 +61,7 @@ def sweep_twice(job: Job) -> Sweep:
         x = room[:, : part.stop - first]
         by.make_logits(ready, weight[part], None if job.bias is None else job.bias[part], x)
         gradient_rows(x, first, ids, found.lse, of_loss, of_p, own, None if banned is None else banned[part], rule)
-        torch.mm(x.t(), hidden, out=of_weight[part])
+        by.add_of_weight(of_weight[part], x, ready, first=True)
         if product is not None:
             by.add_of_hidden(product, x, weight[part])
         if of_bias is not None:
