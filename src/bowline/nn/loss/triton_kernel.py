@@ -273,11 +273,8 @@ def _row(
     counted = label != ignored
     label = tl.where(counted, label, 0)
     known = (label >= 0) & (label < size)
-    target = tl.load(x + label, mask=known, other=float("nan")).to(tl.float32)
-    if scale is not None:
-        target *= scale
-    if softcap is not None:
-        target = _capped(target, softcap)
+    target = _label_logit(x, label, known, scale, softcap)
+    masked = _masked(banned, label, known)
     blocks = tl.cdiv(size, BLOCK)
     most = -float("inf")
     shift = 0.0
@@ -296,40 +293,20 @@ def _row(
         total = total * tl.exp(before - shift) + tl.sum(tl.exp(y - shift))
     found = shift + tl.log(total)
     tl.store(lse + row, found)
-    loss = found - kept * target
-    if z_loss is not None:
-        loss += z_loss * found * found
-    if share is not None:
-        loss -= share * plain
-    if banned is not None:
-        label_banned = tl.load(banned + label, mask=known, other=0) != 0
-        loss = tl.where(label_banned, float("inf"), loss)
-    tl.store(losses + row, tl.where(counted, loss, 0.0))
+    tl.store(losses + row, tl.where(counted, _loss(found, target, plain, masked, z_loss, share, kept), 0.0))
     if of_loss is not None:
         of_row = tl.where(counted, tl.load(of_loss + row), 0.0)
         nothing = of_row == 0.0
-        of_p = of_row
-        if z_loss is not None:
-            of_p += of_row * 2.0 * z_loss * found
         if of_lse is not None:
             nothing = nothing & (tl.load(of_lse + row) == 0.0)
-            of_p += tl.load(of_lse + row)
         if nothing:
             tl.store(own + row, 0.0)
             for block in range(blocks):
                 columns = block * BLOCK + tl.arange(0, BLOCK)
                 tl.store(x + columns, tl.zeros((BLOCK,), x.dtype.element_ty), mask=columns < stride)
         else:
-            of_label = tl.exp(target - found) * of_p - kept * of_row
-            if share is not None:
-                of_label -= share * of_row
-            if scale is not None:
-                of_label *= scale
-            if softcap is not None:
-                of_label *= 1.0 - (target / softcap) * (target / softcap)
-            if banned is not None:
-                of_label = tl.where(label_banned, 0.0, of_label)
-            tl.store(own + row, of_label)
+            of_p = _of_p(of_row, found, of_lse, row, z_loss)
+            tl.store(own + row, _of_label(target, found, of_p, of_row, masked, scale, softcap, share, kept))
             of_power = of_p / total
             for block in range(blocks):  # from the end, which the cache still holds
                 columns = (blocks - 1 - block) * BLOCK + tl.arange(0, BLOCK)
@@ -378,11 +355,8 @@ def _powers(
     counted = label != ignored
     label = tl.where(counted, label, 0)
     known = (label >= 0) & (label < size)
-    target = tl.load(x + label, mask=known, other=float("nan")).to(tl.float32)
-    if scale is not None:
-        target *= scale
-    if softcap is not None:
-        target = _capped(target, softcap)
+    target = _label_logit(x, label, known, scale, softcap)
+    masked = _masked(banned, label, known)
     of_row = tl.where(counted, tl.load(of_loss + row), 0.0)
     nothing = of_row == 0.0
     if of_lse is not None:
@@ -413,25 +387,12 @@ def _powers(
         tl.store(x + columns, power.to(x.dtype.element_ty), mask=columns < stride)
     found = tl.where(shift == -float("inf"), 0.0, shift) + tl.log(total)
     tl.store(lse + row, found)
-    loss = found - kept * target
-    of_p = of_row
-    if z_loss is not None:
-        loss += z_loss * found * found
-        of_p += of_row * 2.0 * z_loss * found
-    if of_lse is not None:
-        of_p += tl.load(of_lse + row)
+    tl.store(losses + row, tl.where(counted, _loss(found, target, 0.0, masked, z_loss, None, kept), 0.0))
+    of_p = _of_p(of_row, found, of_lse, row, z_loss)
     by = of_p / total
-    of_label = tl.exp(target - found) * of_p - kept * of_row
     if scale is not None:
         by *= scale
-        of_label *= scale
-    if softcap is not None:
-        of_label *= 1.0 - (target / softcap) * (target / softcap)
-    if banned is not None:
-        label_banned = tl.load(banned + label, mask=known, other=0) != 0
-        loss = tl.where(label_banned, float("inf"), loss)
-        of_label = tl.where(label_banned, 0.0, of_label)
-    tl.store(losses + row, tl.where(counted, loss, 0.0))
+    of_label = _of_label(target, found, of_p, of_row, masked, scale, softcap, None, kept)
     tl.store(own + row, tl.where(nothing, 0.0, of_label))
     tl.store(factor + row, tl.where(nothing, 0.0, by))
 
@@ -445,6 +406,62 @@ def _logits(x, columns, stride, scale, softcap):
     if softcap is not None:
         y = _capped(y, softcap)
     return y
+
+
+@jit
+@no_type_check
+def _label_logit(x, label, known, scale, softcap):
+    y = tl.load(x + label, mask=known, other=float("nan")).to(tl.float32)
+    if scale is not None:
+        y *= scale
+    if softcap is not None:
+        y = _capped(y, softcap)
+    return y
+
+
+@jit
+@no_type_check
+def _masked(banned, label, known):
+    """Whether the label is a token that no token may be."""
+    found = known & (label < 0)
+    if banned is not None:
+        found = tl.load(banned + label, mask=known, other=0) != 0
+    return found
+
+
+@jit
+@no_type_check
+def _loss(lse, target, plain, masked, z_loss, share, kept):
+    loss = lse - kept * target
+    if z_loss is not None:
+        loss += z_loss * lse * lse
+    if share is not None:
+        loss -= share * plain
+    return tl.where(masked, float("inf"), loss)
+
+
+@jit
+@no_type_check
+def _of_p(of_row, lse, of_lse, row, z_loss):
+    found = of_row
+    if z_loss is not None:
+        found += of_row * 2.0 * z_loss * lse
+    if of_lse is not None:
+        found += tl.load(of_lse + row)
+    return found
+
+
+@jit
+@no_type_check
+def _of_label(target, lse, of_p, of_row, masked, scale, softcap, share, kept):
+    found = tl.exp(target - lse) * of_p - kept * of_row
+    if share is not None:
+        found -= share * of_row
+    if scale is not None:
+        found *= scale
+    if softcap is not None:
+        found *= 1.0 - (target / softcap) * (target / softcap)
+    return tl.where(masked, 0.0, found)
 
 
 @jit
