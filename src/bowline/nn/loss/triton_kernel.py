@@ -2,8 +2,7 @@
 
 `softmax_rows` reads a row of logits twice and writes its gradient once. `power_rows` reads it once and writes powers,
 of which the gradient is a multiple that is known only at the end of the row: whoever multiplies them has to put it in.
-`softmax` says what is computed and when which is chosen. `add_own_rows` adds the label's own column, which the products
-were spared, and `gradient_rows` is for blocks of the vocabulary.
+`softmax` says what is computed and when which is chosen.
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from bowline.nn.kernels import jit, tl, triton
 from bowline.nn.loss.rule import Chunk, Rule
 
-__all__ = ["add_own_rows", "gradient_rows", "power_rows", "softmax_rows"]
+__all__ = ["capped", "power_rows", "softmax_rows"]
 
 BLOCK = 8192
 """Logits of a row that a program of `softmax_rows` holds at once, 16 of them in each of its threads."""
 BLOCK_ONCE = 4096
 """The same of `power_rows`, which needs more registers."""
-COLUMNS = 1024
-"""Of hidden, in a program of `add_own_rows`."""
 FAR = tl.constexpr(60.0) if tl else 60.0
 """Above the number that is taken off its logits, a logit of which the power would become too large."""
 
@@ -106,142 +103,6 @@ def _launched(
         of_label=None if of_loss is None else own,
         factor=factor if kernel is _powers else None,
     )
-
-
-def add_own_rows(
-    product: torch.Tensor,
-    weight: torch.Tensor,
-    ids: torch.Tensor,
-    own: torch.Tensor,
-    out: torch.Tensor,
-    factor: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Out (n, D) = factor product + own weight[ids]: product (n, D), contiguous, and own and factor (n,) in float32.
-
-    ids (n,) are rows of weight (V, D); without a factor it is 1.
-    """
-    rows, width = product.shape
-    block = min(COLUMNS, triton.next_power_of_2(width))
-    with torch.cuda.device_of(product):
-        _own[(rows, triton.cdiv(width, block))](
-            product,
-            weight,
-            weight.stride(0),
-            weight.stride(1),
-            len(weight),
-            ids,
-            own,
-            factor,
-            out,
-            out.stride(0),
-            width,
-            BLOCK=block,
-            num_warps=max(1, min(4, block // 256)),
-        )
-    return out
-
-
-def gradient_rows(
-    x: torch.Tensor,
-    first: int,
-    ids: torch.Tensor,
-    lse: torch.Tensor,
-    of_loss: torch.Tensor,
-    of_p: torch.Tensor,
-    own: torch.Tensor,
-    banned: torch.Tensor | None,
-    rule: Rule,
-) -> None:
-    """Products x (n, b) with the tokens from `first` on become their gradient; the label's own column goes to own (n,).
-
-    `lse`, `of_loss`, `of_p` (what p is multiplied by) and `own` are (n,) in float32, ids (n,) are the labels, and
-    banned (b,) or `None`. The columns of x are neighbours. An id that is not in the block leaves its `own` alone.
-    """
-    rows, size = x.shape
-    block = min(2048, triton.next_power_of_2(size))
-    with torch.cuda.device_of(x):
-        _gradient[(rows, triton.cdiv(size, block))](
-            x,
-            x.stride(0),
-            size,
-            first,
-            ids,
-            lse,
-            of_loss,
-            of_p,
-            own,
-            None if banned is None else banned.view(torch.uint8),
-            None if rule.scale == 1.0 else rule.scale,
-            rule.softcap,
-            rule.share or None,
-            rule.kept,
-            BLOCK=block,
-            num_warps=4,
-        )
-
-
-@jit
-@no_type_check
-def _gradient(
-    x,
-    stride,
-    size,
-    first,
-    ids,
-    lse,
-    of_loss,
-    of_p,
-    own,
-    banned,
-    scale,
-    softcap,
-    share,
-    kept,
-    BLOCK: tl.constexpr,  # noqa: N803
-):
-    """One program a block of a row, of which every number is read and written once."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < size
-    label = tl.load(ids + row).to(tl.int64) - first
-    of_row, by = tl.load(of_loss + row), tl.load(of_p + row)
-    at = x + row * stride + columns
-    y = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    if scale is not None:
-        y *= scale
-    if softcap is not None:
-        y = _capped(y, softcap)
-    gradient = tl.exp(y - tl.load(lse + row)) * by
-    if share is not None:
-        gradient -= share * of_row
-    here = columns == label
-    gradient = tl.where(here, gradient - kept * of_row, gradient)
-    if scale is not None:
-        gradient *= scale
-    if softcap is not None:
-        gradient *= 1.0 - (y / softcap) * (y / softcap)
-    if banned is not None:
-        gradient = tl.where(tl.load(banned + columns, mask=inside, other=1) != 0, 0.0, gradient)
-    gradient = tl.where((of_row == 0.0) & (by == 0.0), 0.0, gradient)
-    tl.store(own + row + tl.zeros((BLOCK,), tl.int64), gradient, mask=here & inside)
-    tl.store(at, tl.where(here, 0.0, gradient).to(x.dtype.element_ty), mask=inside)
-
-
-@jit
-@no_type_check
-def _own(product, weight, stride, step, size, ids, own, by, out, out_stride, width, BLOCK: tl.constexpr):  # noqa: N803
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < width
-    token = tl.load(ids + row).to(tl.int64)
-    known = inside & (token >= 0) & (token < size)
-    y = tl.load(product + row * width + columns, mask=inside, other=0.0)
-    if by is not None:
-        y *= tl.load(by + row)
-    y += tl.load(own + row) * tl.load(weight + token * stride + columns.to(tl.int64) * step, mask=known, other=0.0).to(
-        tl.float32
-    )
-    tl.store(out + row * out_stride + columns, y.to(out.dtype.element_ty), mask=inside)
 
 
 @jit
@@ -404,7 +265,7 @@ def _logits(x, columns, stride, scale, softcap):
     if scale is not None:
         y *= scale
     if softcap is not None:
-        y = _capped(y, softcap)
+        y = capped(y, softcap)
     return y
 
 
@@ -415,7 +276,7 @@ def _label_logit(x, label, known, scale, softcap):
     if scale is not None:
         y *= scale
     if softcap is not None:
-        y = _capped(y, softcap)
+        y = capped(y, softcap)
     return y
 
 
@@ -466,11 +327,12 @@ def _of_label(target, lse, of_p, of_row, masked, scale, softcap, share, kept):
 
 @jit
 @no_type_check
-def _capped(y, softcap):
+def capped(y, softcap):
+    """The softcap c tanh(y / c); near 0, where a difference of numbers near 1 would lose the digits, by its series."""
     u = y / softcap
     square = u * u
     near = u * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
-    return tl.where(tl.abs(u) < 0.1, near, 2.0 / (1.0 + tl.exp(-2.0 * u)) - 1.0) * softcap  # tanh, the digits kept
+    return tl.where(tl.abs(u) < 0.1, near, 2.0 / (1.0 + tl.exp(-2.0 * u)) - 1.0) * softcap
 
 
 @jit

@@ -16,10 +16,11 @@ from bowline.nn.kernels import kernels_run_on
 from bowline.nn.loss.chunks import padded
 from bowline.nn.loss.gpu_products import GpuProducts
 from bowline.nn.loss.job import Job, Sweep, Wanted
+from bowline.nn.loss.own_rows import add_own_rows
 from bowline.nn.loss.rule import Rule
 from bowline.nn.loss.softmax import banned_tokens
 from bowline.nn.loss.sweep_gpu import sweep_on_gpu
-from bowline.nn.loss.triton_kernel import add_own_rows, gradient_rows
+from bowline.nn.loss.triton_block import gradient_rows
 from bowline.nn.row_sums import add_rows
 
 __all__ = ["needs_twice", "sweep_twice"]
