@@ -1,25 +1,25 @@
 """Steps of GPT-2 small: `bowline.train.Trainer`, transformers' `Trainer`, and a plain loop, each in its own process.
 
 All begin with the same weights, without dropout, and see the same batches; their first losses have to agree. AdamW, one
-group with weight decay and one without, gradients clipped to 1. A step's time is from the end of one step to that of
-the next; memory is the process's peak above what was resident with the model built: gradients, AdamW's moments and what
-a step needs. The processes take turns.
+group with weight decay and one without, gradients clipped to 1. The processes are there together and take turns, step
+by step, so that what else the machine does falls on all of them. Memory is the process's peak above what was resident
+with the model built: gradients, AdamW's moments and what a step needs.
 
-`python -m benchmarks train` runs all of it; `python -m benchmarks.train CONTENDER DTYPE STEPS` one process.
+`python -m benchmarks train` runs all of it; `python -m benchmarks.train CONTENDER DTYPE STEPS` one process, which takes
+a step for each line that it reads.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ from benchmarks.measure import machine, median, peak_of_process, reset_peak
 __all__ = ["BATCH", "CONTENDERS", "LEFT_OUT", "LENGTH", "run", "steps_of_plain_loop", "theirs"]
 
 BATCH, LENGTH = 2, 512
-STEPS = {"float32": 6, "bf16": 4}
-ROUNDS = 3
+STEPS = {"float32": 14, "bf16": 8}
+TURN = "done with a step"
 LEFT_OUT = 2
 """The first steps: AdamW makes its moments in them."""
 NO_DROPOUT: dict[str, Any] = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
@@ -166,37 +166,76 @@ CONTENDERS: dict[str, tuple[Callable[[], Any], Callable[[Any, int, bool, Tell], 
 # --- time and memory --------------------------------------------------------------------------------------------------
 
 
-def measured(name: str, dtype: str, steps: int) -> dict[str, Any]:
-    """In this process: seconds of each step, the peak in MB, and the losses."""
+def take_turns(name: str, dtype: str, steps: int) -> None:
+    """In this process: a line at the end of each step, and the next one when a line comes; at last, what was seen."""
     warnings.simplefilter("ignore")
     build, train = CONTENDERS[name]
     model = build()
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     before = reset_peak()
-    ends: list[float] = []
-    losses = train(model, steps, dtype == "bf16", lambda: ends.append(time.perf_counter()))
-    seconds = [later - earlier for earlier, later in itertools.pairwise(ends)]
-    return {"seconds": seconds[LEFT_OUT - 1 :], "peak": peak_of_process() - before, "losses": losses}
+
+    def tell() -> None:
+        print(TURN, flush=True)
+        sys.stdin.readline()
+
+    losses = train(model, steps, dtype == "bf16", tell)
+    print(json.dumps({"peak": peak_of_process() - before, "losses": losses}), flush=True)
 
 
-def table(dtype: str) -> str:
+class Contender:
+    """A process that takes a step when it is told to; its first one has been taken when this is made."""
+
+    def __init__(self, name: str, dtype: str, steps: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.train", name, dtype, str(steps)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.seconds: list[float] = []
+        self._line()
+
+    def step(self) -> None:
+        """One more, timed from here."""
+        began = time.perf_counter()
+        self._go()
+        self._line()
+        self.seconds.append(time.perf_counter() - began)
+
+    def result(self) -> dict[str, Any]:
+        """What the process says at its end."""
+        self._go()
+        assert self.process.stdout is not None
+        found: dict[str, Any] = json.loads(self.process.stdout.read().splitlines()[-1])
+        return found
+
+    def _go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def _line(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.strip() == TURN:
+                return
+        raise RuntimeError(f"a contender ended with exit code {self.process.wait()}")
+
+
+def table(dtype: str, names: Sequence[str] = tuple(CONTENDERS)) -> str:
     """Markdown of one precision.
 
     Raises:
         RuntimeError: they do not compute the same loss, so a comparison would say nothing.
     """
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
-    for _ in range(ROUNDS):
-        for name, results in found.items():
-            command = [sys.executable, "-m", "benchmarks.train", name, dtype, str(STEPS[dtype])]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            results.append(json.loads(done.stdout.splitlines()[-1]))
-            firsts = {name: results[0]["losses"][0] for name, results in found.items() if results}
-            if max(firsts.values()) - min(firsts.values()) > (1e-3 if dtype == "float32" else 0.02):
-                raise RuntimeError(f"the first losses differ: {firsts}")
-    took = {name: median([s for result in results for s in result["seconds"]]) for name, results in found.items()}
-    peak = {name: median([result["peak"] for result in results]) for name, results in found.items()}
+    steps = STEPS[dtype]
+    contenders = {name: Contender(name, dtype, steps) for name in names}
+    for _ in range(steps - 1):
+        for contender in contenders.values():
+            contender.step()
+    results = {name: contender.result() for name, contender in contenders.items()}
+    firsts = {name: result["losses"][0] for name, result in results.items()}
+    if max(firsts.values()) - min(firsts.values()) > (1e-3 if dtype == "float32" else 0.02):
+        raise RuntimeError(f"the first losses differ: {firsts}")
+    took = {name: median(contender.seconds[LEFT_OUT - 1 :]) for name, contender in contenders.items()}
+    peak = {name: result["peak"] for name, result in results.items()}
     peer = "transformers' Trainer"
     lines = [
         f"## {dtype}: batches of {BATCH} x {LENGTH} tokens",
@@ -217,7 +256,7 @@ def run() -> str:
     return "\n\n".join(
         [
             "# Training GPT-2 small: steps of a loop",
-            f"Medians over {ROUNDS} interleaved processes each, of steps {LEFT_OUT + 1} and later; "
+            f"Four processes that take turns, step by step: medians of steps {LEFT_OUT + 1} and later; "
             f"{torch.get_num_threads()} threads. Memory: the process's peak above what is resident with the model.",
             machine(["bowline", "torch", "transformers", "accelerate"]),
             *(table(dtype) for dtype in STEPS),
@@ -226,4 +265,4 @@ def run() -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measured(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
+    take_turns(sys.argv[1], sys.argv[2], int(sys.argv[3]))
