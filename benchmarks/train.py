@@ -177,7 +177,8 @@ def take_turns(name: str, dtype: str, steps: int) -> None:
 
     def tell() -> None:
         print(TURN, flush=True)
-        sys.stdin.readline()
+        if not sys.stdin.readline():  # whoever compares is gone
+            sys.exit(1)
 
     losses = train(model, steps, dtype == "bf16", tell)
     print(json.dumps({"peak": peak_of_process() - before, "losses": losses}), flush=True)
