@@ -29,6 +29,7 @@ from bowline.nn.wide_products import wide_products
 from bowline.train.batches import Batch, Batches, count_labels, count_tokens, loss_of, mixed_seed
 from bowline.train.checkpoints import Checkpoints, Saved, newest, steps_in
 from bowline.train.interrupt import Interrupt
+from bowline.train.kept_memory import kept_memory
 from bowline.train.log import Log, Record
 from bowline.train.observe import diverged, peak_memory, split_of_gradient, tie_state
 from bowline.train.optimizer import adamw, decay_groups, untie
@@ -129,6 +130,7 @@ class Trainer:
             TrainingError: the loss or a gradient is no number any more.
         """
         with ExitStack() as stack:
+            stack.enter_context(kept_memory(self.device))
             self._begin(stack)
             interrupt = stack.enter_context(Interrupt())
             stack.enter_context(self._saying_what_is_left())
