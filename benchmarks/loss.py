@@ -1,7 +1,7 @@
 """The tied ends of a training step: embedding, an elementwise body, head, loss and backward pass, on one matrix.
 
 Every variant computes the same loss on the same numbers, and they take turns. The floor is three products alone, the
-logits, the gradient of hidden and that of the matrix, by `torch.mm`, and by the library that Bowline found faster.
+logits, the gradient of hidden and that of the matrix, by `torch.mm`; beside it, the products as Bowline makes them.
 
 For the memory each runs in a process of its own, as in `benchmarks.models`: peak resident memory of one step above the
 resident matrix, its gradient included. On a GPU it is what torch's allocator has given out at its peak, above the same,
@@ -30,7 +30,6 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from benchmarks.measure import machine, median, peak_of
 from bowline.nn.loss import linear_cross_entropy, resources
 from bowline.nn.loss.fastest import products_for
-from bowline.nn.loss.gpu_products import GpuProducts
 from bowline.nn.loss.products import Products
 from bowline.nn.loss.resources import current
 from bowline.nn.tied_embedding import tied_embedding
@@ -166,7 +165,7 @@ else:
     OURS["bowline chunked, 256 MiB"] = lambda: _ours("chunked", budget=2**28)
 SLOW = ("torch linear_cross_entropy, in chunks",) if DEVICE == "cpu" else ()
 """Measured once: several times as long as all others."""
-FLOORS = ("three products, torch.mm", "three products, fastest")
+FLOORS = ("three products, torch.mm", "three products, turned, by the faster library")
 
 
 def step(loss: Loss, lookup: Callable[..., torch.Tensor], tensors: tuple[torch.Tensor, ...]) -> Step:
@@ -182,20 +181,44 @@ def step(loss: Loss, lookup: Callable[..., torch.Tensor], tensors: tuple[torch.T
     return run
 
 
-def floor(by: Products, tensors: tuple[torch.Tensor, ...]) -> Step:
-    """The three products alone: a chunk of 512 rows at a time, and on a GPU all at once."""
+def floor(tensors: tuple[torch.Tensor, ...]) -> Step:
+    """The three products alone, by `torch.mm`: 512 rows at a time, on a GPU all at once; what they write is there."""
     weight, ids, _ = tensors
     table, rows = weight.detach(), 512 if DEVICE == "cpu" else len(ids)
     gradient = torch.zeros_like(table)
     hidden = torch.tanh(F.embedding(ids, table) * 50)
-    room = by.room(rows, table)
+    room = Products().room(rows, table)
 
     def run() -> torch.Tensor:
         for some in hidden.split(rows):
-            x, ready = room[: len(some)], by.ready(some)
-            by.make_logits(ready, table, None, x)
-            by.make_of_hidden(x, table)
-            by.add_of_weight(gradient, x, ready, first=False)
+            x = room[: len(some)]
+            torch.mm(some, table.t(), out=x)
+            torch.mm(x, table)
+            gradient.addmm_(x.t(), some)
+        return torch.zeros(())
+
+    return run
+
+
+def products_here(tensors: tuple[torch.Tensor, ...]) -> Step:
+    """The same as Bowline makes them on this CPU: turned, block by block, by the faster library."""
+    weight, ids, _ = tensors
+    table, rows, width = weight.detach(), 512, weight.shape[1]
+    hidden = torch.tanh(F.embedding(ids, table) * 50)
+    by = products_for(hidden, table, current())
+    gradient = torch.zeros_like(table)
+    parts = [slice(first, first + 4096) for first in range(0, len(table), 4096)]
+    room = torch.empty(len(table), rows)
+
+    def run() -> torch.Tensor:
+        for some in hidden.split(rows):
+            ready, kept, sums = by.ready(some), room[:, : len(some)], torch.zeros(len(some), width)
+            for part in parts:
+                by.make_turned_logits(ready, table[part], kept[part])
+            for part in parts:
+                x = by.rounded(kept[part], table.dtype)
+                by.add_of_hidden(sums, x.t(), table[part])
+                by.add_block_of_weight(gradient[part], x, ready, first=False)
         return torch.zeros(())
 
     return run
@@ -210,11 +233,9 @@ def steps(case: Case, dtype: torch.dtype, names: list[str] | None = None) -> dic
             loss = make() if names is None or name in names else None
             if loss is not None:
                 found[name] = step(loss, lookup, tensors)
-    hidden = torch.empty(case.rows, case.width, dtype=dtype, device=DEVICE)
-    floors = [Products(), products_for(hidden, tensors[0], current())] if DEVICE == "cpu" else [GpuProducts()]
-    for name, by in zip(FLOORS, floors, strict=False):
-        if names is None or name in names:
-            found[name] = floor(by, tensors)
+    for name, make_floor in zip(FLOORS, (floor, products_here), strict=True):
+        if (names is None or name in names) and (DEVICE == "cpu" or name == FLOORS[0]):
+            found[name] = make_floor(tensors)
     return found
 
 

@@ -152,7 +152,7 @@ def test_where_there_is_no_compiler_the_loss_is_the_same_and_the_log_says_so_onc
     monkeypatch.setattr(softmax, "WORTH_COMPILING", 0)
     monkeypatch.setattr(softmax._Compiler, "works", True)
     softmax.compiled.cache_clear()
-    monkeypatch.setattr(sweep_cpu, "fits_in_place", lambda *_: False)
+    monkeypatch.setattr(sweep_cpu, "fits_turned", lambda *_: False)
     hidden, weight, labels, _ = case(dtype=torch.bfloat16)
     for scale in (1.0, 0.5, 2.0):
         ours, expected = both(hidden, weight, labels, logit_scale=scale)

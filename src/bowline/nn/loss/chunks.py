@@ -53,7 +53,7 @@ def chunk_rows(rows: int, size: int, dtype: torch.dtype, device: torch.device, b
     return max(1, -(-rows // (chunks * tile)) * tile)
 
 
-def block_rows(width: int, numbers: int = BLOCK) -> int:
-    """Rows of the vocabulary that are widened or multiplied at once, of so many numbers: what stays in a cache."""
+def block_rows(width: int) -> int:
+    """Rows of the vocabulary that are widened or multiplied at once: what stays in a cache."""
     least, most = BLOCK_ROWS
-    return max(least, min(most, numbers // max(1, width)))
+    return max(least, min(most, BLOCK // max(1, width)))

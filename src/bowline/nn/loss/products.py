@@ -38,6 +38,16 @@ class Products:
     of_hidden: str = "mm"
     of_weight: str = "mm"
 
+    @property
+    def widens(self) -> bool:
+        """Whether every product with the gradient of the logits widens it."""
+        return self.of_hidden == self.of_weight == "float32"
+
+    @property
+    def plain(self) -> bool:
+        """Whether `torch.mm` makes all of them, which needs no scratch."""
+        return self.logits == self.of_hidden == self.of_weight == "mm"
+
     def room(self, rows: int, weight: torch.Tensor) -> torch.Tensor:
         """For (rows, V) logits, each row aligned."""
         return weight.new_empty(rows, padded(len(weight)))[:, : len(weight)]
@@ -101,7 +111,7 @@ class Products:
 
     def rounded(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """X in the dtype of the matrix, unless every product with it would widen it again."""
-        return x if self.of_hidden == self.of_weight == "float32" else x.to(dtype)
+        return x if self.widens else x.to(dtype)
 
     def add_of_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: Hidden, first: bool) -> None:
         """Gradient (V, D) += xᵀ hidden, or = where it is the `first`: block by block, which stay in a cache."""

@@ -1,27 +1,36 @@
 """The sweep on a CPU: chunks of tokens whose logits fit the budget, by whichever products are the faster.
 
 Where the matrix's gradient is wanted, the first chunk's logits lie in the buffer of that gradient. Beyond the gradients
-themselves there is, for what is left, a chunk of logits, and blocks that fit in a cache.
+themselves there is, for what is left, a chunk of logits, and blocks that fit in a cache. Chunks are `turned`, but for
+some options, and for half precision that this processor multiplies itself: what is between its products a compiler
+makes faster, `by_rows`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from bowline.nn.huge_pages import on_huge_pages
+from bowline.nn.loss.by_rows import sweep_rows
 from bowline.nn.loss.chunks import chunk_rows
 from bowline.nn.loss.fastest import products_for
-from bowline.nn.loss.in_place import fits_in_place, sweep_in_place
 from bowline.nn.loss.job import Job, Sweep
 from bowline.nn.loss.rule import Chunk
-from bowline.nn.loss.softmax import chunk_loss
+from bowline.nn.loss.turned import fits_turned, sweep_turned
 from bowline.nn.row_sums import add_rows
 
 __all__ = ["sweep_on_cpu"]
 
+Way = Callable[..., Chunk]
+MOST_ROWS = 1024
+"""Of a chunk without gradients, of whose logits there is never more than a block."""
+
 
 def sweep_on_cpu(job: Job) -> Sweep:
     """The losses, the lse, and the wanted gradients."""
-    hidden, weight, bias, options, wanted = job.hidden, job.weight, job.bias, job.options, job.wanted
+    hidden, weight, bias, wanted = job.hidden, job.weight, job.bias, job.wanted
     count, (size, width) = len(hidden), weight.shape
     losses, lse, own = torch.zeros(3, count, dtype=job.wide)
     ids = job.ids()
@@ -31,35 +40,34 @@ def sweep_on_cpu(job: Job) -> Sweep:
     step, done = _step(job, count), 0
     of_weight = None
     if wanted.weight:
-        of_weight = by.sums(weight, -(-count // step)) if count else torch.zeros_like(weight)
+        of_weight = on_huge_pages(torch.empty_like(weight)) if count else torch.zeros_like(weight)
 
-    def keep(part: slice, found: Chunk, product: torch.Tensor | None) -> None:
-        """`product`: of the gradient of hidden, what is not the column of each row's label, which is `own`."""
-        losses[part], lse[part] = found.losses, found.lse
-        if found.of_label is not None:
-            own[part] = found.of_label
-        if of_hidden is not None and product is not None:
+    def take(part: slice, way: Way, room: torch.Tensor | None) -> None:
+        product = torch.zeros(part.stop - part.start, width, dtype=job.wide) if wanted.hidden else None
+        into = {"of_hidden": product, "of_weight": of_weight, "of_bias": of_bias}
+        chunk = way(job.of(part), by, **into, first=part.start == 0, room=room)
+        losses[part], lse[part] = chunk.losses, chunk.lse
+        if chunk.of_label is not None:
+            own[part] = chunk.of_label
+        if of_hidden is not None and product is not None:  # with the column of each row's label
             of_hidden[part] = product.add_(weight[ids[part]].to(job.wide) * own[part, None])
 
-    if of_weight is not None and fits_in_place(options) and min(count, width) >= step:
-        part = slice(done := min(count, width))
-        product = torch.zeros(done, width, dtype=job.wide) if wanted.hidden else None
-        chunk = sweep_in_place(job.of(part), by, of_weight=of_weight, of_hidden=product, of_bias=of_bias)
-        keep(part, chunk, product)
+    fits = fits_turned(job.options)
+    if fits and of_weight is not None and min(count, width) >= step:
+        take(slice(0, done := min(count, width)), sweep_turned, None)
         step = _step(job, count - done)
-    room = by.room(min(step, count - done), weight)
+    room: torch.Tensor | None = None
+    way: Way = sweep_rows
+    if fits and (by.widens or weight.dtype == job.wide):
+        way = sweep_turned
+        if wanted.any():
+            room = on_huge_pages(weight.new_empty(size, min(step, count - done)))
+        else:
+            step = MOST_ROWS
+    else:
+        room = by.room(min(step, count - done), weight)
     for first in range(done, count, step):
-        part = slice(first, min(first + step, count))
-        ready, x = by.ready(hidden[part]), room[: part.stop - part.start]
-        by.make_logits(ready, weight, bias, x)
-        of_loss = job.of_loss[part] if wanted.any() else None
-        of_lse = None if job.of_lse is None else job.of_lse[part]
-        chunk = chunk_loss(x, job.labels[part], of_loss, of_lse, options, job.allowed)
-        keep(part, chunk, by.make_of_hidden(x, weight) if wanted.hidden else None)
-        if of_weight is not None:
-            by.add_of_weight(of_weight, x, ready, first == 0)
-        if of_bias is not None:
-            of_bias += x.sum(0, dtype=job.wide)
+        take(slice(first, min(first + step, count)), way, room)
     if of_weight is not None and count:
         add_rows(of_weight, ids, hidden, own, kernels=job.kernels)
     if of_bias is not None and bias is not None:

@@ -1,4 +1,4 @@
-"""The first tokens' logits in the buffer of the matrix's gradient: the same numbers, and no scratch of their size."""
+"""Chunks whose logits lie turned, the first in the buffer of the matrix's gradient: the same numbers in less room."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.nn.loss import in_place, linear_cross_entropy, resources, sweep_cpu
+from bowline.nn.loss import linear_cross_entropy, resources, sweep_cpu, turned
 from bowline.nn.loss.job import Job
 from tests.nn.loss.cases import OPTIONS, gradients
 
@@ -21,14 +21,14 @@ WITHIN = [options for options in OPTIONS if not ("softcap" in options and "label
 
 @pytest.fixture
 def tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each sweep took in place."""
+    """How many tokens each chunk had."""
     found: list[int] = []
 
     def counted(job: Job, *args: Any, **options: Any) -> Any:
         found.append(len(job.hidden))
-        return in_place.sweep_in_place(job, *args, **options)
+        return turned.sweep_turned(job, *args, **options)
 
-    monkeypatch.setattr(sweep_cpu, "sweep_in_place", counted)
+    monkeypatch.setattr(sweep_cpu, "sweep_turned", counted)
     return found
 
 
@@ -55,15 +55,18 @@ def both(
 
 
 @pytest.mark.parametrize("options", WITHIN)
-@pytest.mark.parametrize(("rows", "width", "taken"), [(7, 9, 5), (70, 70, 47), (150, 80, 80)])
-@pytest.mark.parametrize("block", [2**4, 2**21])
+@pytest.mark.parametrize(
+    ("rows", "width", "taken"), [(7, 9, [5]), (70, 70, [47]), (150, 80, [80, 3, 3, 3, 3, 3, 3, 2])]
+)
+@pytest.mark.parametrize("block", [2**4, 2**22])
 def test_it_is_the_loss_in_float64(
-    options: dict[str, Any], rows: int, width: int, taken: int, block: int, tokens: list[int], monkeypatch: Any
+    options: dict[str, Any], rows: int, width: int, taken: list[int], block: int, tokens: list[int], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(in_place, "BLOCK", block)
+    monkeypatch.setattr(turned, "BLOCK", block)
+    monkeypatch.setattr(turned, "LEAST_ROWS", 16)
     ours, expected = both(ends(rows, width, torch.float64, size=700), **options)
     torch.testing.assert_close(ours, expected)
-    assert tokens == [taken]
+    assert tokens == taken
 
 
 def test_a_softcap_with_smoothing_takes_the_other_way(tokens: list[int]) -> None:
@@ -119,9 +122,38 @@ def test_in_half_precision_no_gradient_is_further_off_than_eager_ones(
 def test_whatever_the_sizes_and_options(rows: int, size: int, width: int, block: int, options: dict[str, Any]) -> None:
     torch.manual_seed(size)
     tensors = torch.randn(rows, width).double(), torch.randn(size, width).double(), torch.randint(1, size, (rows,))
-    with patch.object(in_place, "block_rows", lambda *_: block):
+    with patch.object(turned._Turned, "_rows_of_a_block", lambda _: block):
         ours, expected = both((*tensors, torch.randn(size).double()), **options)
     torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize("block", [5, 2**21])
+def test_logits_that_grow_over_the_vocabulary_by_any_amount_overflow_nowhere(
+    dtype: torch.dtype, block: int, tokens: list[int]
+) -> None:
+    """Powers of all blocks have one base, from the first: here each block's logits are far above the last one's."""
+    size, width = 60, 16
+    hidden, weight, labels, bias = ends(30, width, torch.float64, size)
+    steep = torch.linspace(-900, 900, size).double()
+    tensors = [one.detach().to(dtype) for one in (hidden, weight)] + [labels, (steep + bias.detach()).to(dtype)]
+    with patch.object(turned._Turned, "_rows_of_a_block", lambda _: block):
+        ours, expected = both(tuple(tensors))
+    close = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2}[dtype]
+    for one, exact in zip(ours, expected, strict=True):
+        assert one is not None and exact is not None
+        torch.testing.assert_close(one.double(), exact, rtol=close, atol=close)
+    assert tokens
+
+
+@pytest.mark.parametrize("block", [4, 2**21])
+def test_a_first_block_of_masked_tokens_alone_gives_no_base(block: int) -> None:
+    """The others' logits are so low that a base of 0 would leave nothing of them."""
+    hidden, weight, labels, _ = ends(9, 16, torch.float32)
+    low = torch.full((V,), -400.0)
+    with patch.object(turned._Turned, "_rows_of_a_block", lambda _: block):
+        ours, expected = both((hidden, weight, labels, low), mask_ids=list(range(10)))
+    torch.testing.assert_close(ours, [one.float() for one in expected if one is not None], rtol=1e-4, atol=1e-4)
 
 
 def test_large_logits_and_infinite_ones_are_those_of_the_reference() -> None:
