@@ -1,7 +1,7 @@
 """Steps of GPT-2 small: `bowline.train.Trainer`, transformers' `Trainer`, and a plain loop, each in its own process.
 
 All begin with the same weights, without dropout, and see the same batches; their first losses have to agree. AdamW, one
-group with weight decay and one without, gradients clipped to 1. The processes are there together and take turns, step
+group with weight decay and one without, gradients clipped to 1. The two trainers log the first step and each tenth. The processes are there together and take turns, step
 by step, so that what else the machine does falls on all of them. Memory is the process's peak above what was resident
 with the model built: gradients, AdamW's moments and what a step needs.
 
@@ -30,6 +30,7 @@ __all__ = ["BATCH", "CONTENDERS", "LEFT_OUT", "LENGTH", "run", "steps_of_plain_l
 
 BATCH, LENGTH = 2, 512
 STEPS = {"float32": 14, "bf16": 8}
+LOG_EVERY = 10
 TURN = "done with a step"
 LEFT_OUT = 2
 """The first steps: AdamW makes its moments in them."""
@@ -94,7 +95,7 @@ def bowlines(model: Any, steps: int, bf16: bool, tell: Tell) -> list[float]:
     """`bowline.train.Trainer`."""
     from bowline.train import Trainer, TrainerSettings
 
-    settings = TrainerSettings(steps=steps, learning_rate=1e-4, bf16=bf16, log_every=1)
+    settings = TrainerSettings(steps=steps, learning_rate=1e-4, bf16=bf16, log_every=LOG_EVERY)
     result = Trainer(model, Batches(), settings, on_step=lambda _: tell()).train()
     return [record["loss"] for record in result.history]
 
@@ -120,7 +121,8 @@ def transformers_trainer(model: Any, steps: int, bf16: bool, tell: Tell) -> list
             weight_decay=0.1,
             adam_beta2=0.95,
             bf16=bf16,
-            logging_steps=1,
+            logging_steps=LOG_EVERY,
+            logging_first_step=True,
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,

@@ -164,3 +164,18 @@ def test_large_logits_and_infinite_ones_are_those_of_the_reference() -> None:
     big[0, 0] = torch.inf
     loss, *_ = both((big, weight, labels, bias))[0]
     assert loss is not None and not loss.isfinite()
+
+
+@pytest.mark.parametrize("block", [50, 2**22])
+def test_an_infinite_token_leaves_the_others_their_loss_and_gradient(block: int) -> None:
+    hidden, weight, labels, _ = ends(8, 16, torch.float32)
+    labels = labels.clamp(min=11)
+    broken = hidden.detach().clone()
+    broken[0, 0] = torch.inf
+    found = []
+    with patch.object(turned._Turned, "_rows_of_a_block", lambda _: block), resources(budget=1):
+        for some, backend in ((broken, "chunked"), (hidden.detach().double(), "reference")):
+            x, w = some.clone().requires_grad_(), weight.detach().to(some.dtype).requires_grad_()
+            losses = linear_cross_entropy(x, w, labels, reduction="none", backend=backend)
+            found.append([losses.detach()[1:], gradients(losses.sum(), x)[0][1:]])
+    torch.testing.assert_close(found[0], [one.float() for one in found[1]], rtol=1e-4, atol=1e-5)

@@ -57,15 +57,14 @@ def sweep_on_cpu(job: Job) -> Sweep:
         take(slice(0, done := min(count, width)), sweep_turned, None)
         step = _step(job, count - done)
     room: torch.Tensor | None = None
-    way: Way = sweep_rows
-    if fits and (by.widens or weight.dtype == job.wide):
-        way = sweep_turned
-        if wanted.any():
-            room = on_huge_pages(weight.new_empty(size, min(step, count - done)))
-        else:
-            step = MOST_ROWS
-    else:
+    turned = fits and (by.widens or weight.dtype == job.wide)
+    if not turned:
         room = by.room(min(step, count - done), weight)
+    elif wanted.any():
+        room = on_huge_pages(weight.new_empty(size, min(step, count - done)))
+    else:
+        step = MOST_ROWS
+    way = sweep_turned if turned else sweep_rows
     for first in range(done, count, step):
         take(slice(first, min(first + step, count)), way, room)
     if of_weight is not None and count:

@@ -99,11 +99,13 @@ class _Turned:
                 most = torch.where(most == -torch.inf, y.amax(0), most)
             sums = self._powers(y, self.parts[at], _finite(most))
             if (sums > limit).any():
-                higher = torch.maximum(most, self._logits(self.parts[at])[0].amax(0))
-                if (higher > most).any():  # else it is infinite
+                y, more = self._logits(self.parts[at])
+                higher = torch.maximum(most, y.amax(0))
+                if (higher > most).any():
                     most, at = higher, 0
                     total, added = torch.zeros(2, count, dtype=job.wide)
                     continue
+                sums = self._powers(y, self.parts[at], _finite(most))  # a logit is infinite: the other tokens' are not
             total += sums
             added += more
             at += 1
