@@ -1,9 +1,10 @@
 """Steps of GPT-2 small: `bowline.train.Trainer`, transformers' `Trainer`, and a plain loop, each in its own process.
 
 All begin with the same weights, without dropout, and see the same batches; their first losses have to agree. AdamW, one
-group with weight decay and one without, gradients clipped to 1. The two trainers log the first step and each tenth. The processes are there together and take turns, step
-by step, so that what else the machine does falls on all of them. Memory is the process's peak above what was resident
-with the model built: gradients, AdamW's moments and what a step needs.
+group with weight decay and one without, gradients clipped to 1. The two trainers log the first step and each tenth. The
+processes are there together and take turns, step by step, so that what else the machine does falls on all of them.
+Memory is the process's peak above what was resident with the model built: gradients, AdamW's moments and what a step
+needs.
 
 `python -m benchmarks train` runs all of it; `python -m benchmarks.train CONTENDER DTYPE STEPS` one process, which takes
 a step for each line that it reads.
