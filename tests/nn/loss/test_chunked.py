@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bowline.errors import UsageError
-from bowline.nn.loss import chunks, linear_cross_entropy, softmax, sweep_cpu
+from bowline.nn.loss import chunks, linear_cross_entropy
 from tests.nn.loss.cases import OPTIONS, V, case, gradients
 
 
@@ -140,25 +140,3 @@ def test_second_order_gradients_are_refused_in_words(backend: str, reduction: An
     (first,) = torch.autograd.grad(loss, hidden, create_graph=True)
     with pytest.raises(UsageError, match=r"second-order gradients .*backend=\"reference\""):
         first.square().sum().backward()
-
-
-def test_where_there_is_no_compiler_the_loss_is_the_same_and_the_log_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def missing(*args: Any, **options: Any) -> Any:
-        raise RuntimeError("no C++ compiler")
-
-    monkeypatch.setattr(torch, "compile", missing)
-    monkeypatch.setattr(softmax, "WORTH_COMPILING", 0)
-    monkeypatch.setattr(softmax._Compiler, "works", True)
-    softmax.compiled.cache_clear()
-    monkeypatch.setattr(sweep_cpu, "fits_turned", lambda *_: False)
-    hidden, weight, labels, _ = case(dtype=torch.bfloat16)
-    for scale in (1.0, 0.5, 2.0):
-        ours, expected = both(hidden, weight, labels, logit_scale=scale)
-        torch.testing.assert_close(ours, expected, rtol=0.01, atol=0)
-    softmax.compiled.cache_clear()
-    assert not softmax._Compiler.works
-    assert [record.getMessage() for record in caplog.records] == [
-        "no torch.compile here (no C++ compiler): the loss runs without, slower"
-    ]

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from bowline.nn.loss import linear_cross_entropy, resources, sweep_cpu, turned
 from bowline.nn.loss.job import Job
+from bowline.nn.loss.products import Products
 from tests.nn.loss.cases import OPTIONS, gradients
 
 V = 300
@@ -54,6 +55,15 @@ def both(
     return found[0], found[1]
 
 
+def blocks_of(rows: int) -> Any:
+    """Parts of so many rows of the vocabulary."""
+
+    def parts(_: Any, size: int, *sizes: int) -> list[slice]:
+        return [slice(first, min(first + rows, size)) for first in range(0, size, rows)]
+
+    return patch.object(turned._Turned, "_parts", parts)
+
+
 @pytest.mark.parametrize("options", WITHIN)
 @pytest.mark.parametrize(
     ("rows", "width", "taken"), [(7, 9, [5]), (70, 70, [47]), (150, 80, [80, 3, 3, 3, 3, 3, 3, 2])]
@@ -66,6 +76,21 @@ def test_it_is_the_loss_in_float64(
     monkeypatch.setattr(turned, "LEAST_ROWS", 16)
     ours, expected = both(ends(rows, width, torch.float64, size=700), **options)
     torch.testing.assert_close(ours, expected)
+    assert tokens == taken
+
+
+@pytest.mark.parametrize(("options", "taken"), [({}, [1024, 76]), ({"label_smoothing": 0.1}, [3] * 366 + [2])])
+def test_of_a_frozen_matrix_nothing_is_kept_but_what_smoothing_needs(
+    options: dict[str, Any], taken: list[int], tokens: list[int]
+) -> None:
+    """So a chunk has as many tokens as are worth it."""
+    hidden, weight, _, bias = (one.detach() for one in ends(1100, 9, torch.float64))
+    labels, found = torch.randint(0, V, (1100,)), []
+    for backend in ("chunked", "reference"):
+        x = hidden.clone().requires_grad_()
+        loss = linear_cross_entropy(x, weight, labels, bias=bias, backend=backend, **options)
+        found.append([loss, *gradients(loss, x)])
+    torch.testing.assert_close(*found)
     assert tokens == taken
 
 
@@ -101,6 +126,22 @@ def test_in_half_precision_no_gradient_is_further_off_than_eager_ones(
     assert tokens == [64]  # of 96 tokens, those that have a label
 
 
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "mask_ids": [0]}, {"label_smoothing": 0.1}])
+@pytest.mark.parametrize("logits", ["mm", "float32"])
+@pytest.mark.parametrize("of_hidden", ["mm", "float32"])
+@pytest.mark.parametrize("of_weight", ["mm", "float32"])
+def test_each_product_may_be_widened_or_not(
+    options: dict[str, Any], logits: str, of_hidden: str, of_weight: str, monkeypatch: Any
+) -> None:
+    by = Products(logits=logits, of_hidden=of_hidden, of_weight=of_weight)
+    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: by)
+    hidden, weight, labels, bias = ends(150, 80, torch.bfloat16)
+    ours, expected = both((hidden.detach() * 0.3, weight, labels, bias), **options)
+    for one, exact in zip(ours, expected, strict=True):
+        assert one is not None and exact is not None
+        assert (one - exact).norm() <= 0.01 * exact.norm()
+
+
 @settings(max_examples=60)
 @given(
     rows=st.integers(1, 40),
@@ -122,7 +163,7 @@ def test_in_half_precision_no_gradient_is_further_off_than_eager_ones(
 def test_whatever_the_sizes_and_options(rows: int, size: int, width: int, block: int, options: dict[str, Any]) -> None:
     torch.manual_seed(size)
     tensors = torch.randn(rows, width).double(), torch.randn(size, width).double(), torch.randint(1, size, (rows,))
-    with patch.object(turned._Turned, "_rows_of_a_block", lambda _: block):
+    with blocks_of(block):
         ours, expected = both((*tensors, torch.randn(size).double()), **options)
     torch.testing.assert_close(ours, expected)
 
@@ -137,7 +178,7 @@ def test_logits_that_grow_over_the_vocabulary_by_any_amount_overflow_nowhere(
     hidden, weight, labels, bias = ends(30, width, torch.float64, size)
     steep = torch.linspace(-900, 900, size).double()
     tensors = [one.detach().to(dtype) for one in (hidden, weight)] + [labels, (steep + bias.detach()).to(dtype)]
-    with patch.object(turned._Turned, "_rows_of_a_block", lambda _: block):
+    with blocks_of(block):
         ours, expected = both(tuple(tensors))
     close = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2}[dtype]
     for one, exact in zip(ours, expected, strict=True):
@@ -151,7 +192,7 @@ def test_a_first_block_of_masked_tokens_alone_gives_no_base(block: int) -> None:
     """The others' logits are so low that a base of 0 would leave nothing of them."""
     hidden, weight, labels, _ = ends(9, 16, torch.float32)
     low = torch.full((V,), -400.0)
-    with patch.object(turned._Turned, "_rows_of_a_block", lambda _: block):
+    with blocks_of(block):
         ours, expected = both((hidden, weight, labels, low), mask_ids=list(range(10)))
     torch.testing.assert_close(ours, [one.float() for one in expected if one is not None], rtol=1e-4, atol=1e-4)
 
@@ -173,7 +214,7 @@ def test_an_infinite_token_leaves_the_others_their_loss_and_gradient(block: int)
     broken = hidden.detach().clone()
     broken[0, 0] = torch.inf
     found = []
-    with patch.object(turned._Turned, "_rows_of_a_block", lambda _: block), resources(budget=1):
+    with blocks_of(block), resources(budget=1):
         for some, backend in ((broken, "chunked"), (hidden.detach().double(), "reference")):
             x, w = some.clone().requires_grad_(), weight.detach().to(some.dtype).requires_grad_()
             losses = linear_cross_entropy(x, w, labels, reduction="none", backend=backend)

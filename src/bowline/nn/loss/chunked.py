@@ -123,12 +123,7 @@ def _times(gradient: torch.Tensor | None, factor: torch.Tensor, allowed: Resourc
     """In place, and not at all where it is by 1, as nearly always: a pass over the matrix as long as a small batch."""
     if gradient is None or (factor.device.type == "cpu" and factor.item() == 1):
         return gradient
-    if (
-        factor.device.type != "cpu"
-        and gradient.is_contiguous()
-        and allowed.compiler is not False
-        and kernels_run_on(gradient)
-    ):
+    if factor.device.type != "cpu" and gradient.is_contiguous() and allowed.compiler and kernels_run_on(gradient):
         return multiply_(gradient, factor)  # it is not known here whether it is 1
     return gradient.mul_(factor)
 

@@ -48,7 +48,7 @@ class Job:
     @property
     def kernels(self) -> bool:
         """Whether Triton's kernels are allowed."""
-        return self.allowed.compiler is not False
+        return self.allowed.compiler
 
     def ids(self) -> torch.Tensor:
         """The labels, and 0 where there is none."""

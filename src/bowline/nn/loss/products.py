@@ -78,15 +78,17 @@ class Products:
                 out[:, part] = block if bias is None else block.add_(bias[part])
         return out
 
+    def dtype_of_logits(self, weight: torch.Tensor) -> torch.dtype:
+        """In which `make_turned_logits` writes."""
+        return torch.float32 if self.logits == "float32" else weight.dtype
+
     def make_turned_logits(self, hidden: Hidden, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Weight hiddenᵀ, (V, n), into `out`, which is float32 or wider; weight is a block of the matrix."""
+        """Weight hiddenᵀ, (V, n), into `out`; weight is a block of the matrix."""
         if self.logits == "onednn":
             return out.copy_(_onednn(weight, hidden.plain, None))
         if self.logits == "float32":
             return torch.mm(weight.float(), hidden.wide.t(), out=out)
-        if weight.dtype == out.dtype:
-            return torch.mm(weight, hidden.plain.t(), out=out)
-        return out.copy_(torch.mm(weight, hidden.plain.t()))
+        return torch.mm(weight, hidden.plain.t(), out=out)
 
     def add_of_hidden(self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
         """Gradient (n, D), in float32 or wider, += x weight."""
@@ -95,7 +97,7 @@ class Products:
         elif self.of_hidden == "mm":
             gradient += torch.mm(x, weight)
         elif self.of_hidden == "onednn":
-            gradient += _onednn(x, weight.t(), None)
+            gradient += _onednn(x.contiguous(), weight.t(), None)
         else:
             gradient.addmm_(x.float(), weight.float())
 

@@ -1,4 +1,4 @@
-"""What a loss may use: memory for its scratch, another library's products, a compiler."""
+"""What a loss may use: memory for its scratch, another library's products, a compiler on a GPU."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ class Resources:
             gradient of the matrix, whatever is more. There a budget that has no room for the gradient's sums in
             float32 costs a fourth product.
         onednn: products by oneDNN where it is the faster, which needs blocks of scratch.
-        compiler: `torch.compile` for what is between the products, in half precision: `None` for once so much was
-            computed that its ten seconds and more begin to pay, `True` for at once, `False` for never,
-            and for no Triton kernels on a GPU.
+        compiler: Triton's, for what is between the products on a GPU; a CPU needs none.
     """
 
     budget: int | None = None
     onednn: bool = True
-    compiler: bool | None = None
+    compiler: bool = True
 
     def scratch(self, weight: torch.Tensor) -> int:
         """The budget in bytes, for the loss of a head with this matrix."""

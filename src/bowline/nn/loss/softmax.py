@@ -6,11 +6,9 @@ the gradient, and so it is never rounded.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -22,14 +20,9 @@ from bowline.nn.loss.triton_kernel import power_rows, softmax_rows
 
 __all__ = ["banned_tokens", "chunk_loss", "masked_chunk"]
 
-LOG = logging.getLogger(__name__)
 CACHED = {"cpu": 2**18, "cuda": 2**24}
 """Logits that the plain operations take at once: on a CPU what stays in a cache, on a GPU what keeps it at work."""
-WORTH_COMPILING = 2**32
-"""Logits that were computed without before a compilation, which takes ten seconds or more, begins to pay."""
-
 Part = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-Powers = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 def chunk_loss(
@@ -50,7 +43,7 @@ def chunk_loss(
     size = x.shape[1]
     rule = Rule.of(options, size)
     banned = banned_tokens(options.mask_ids, size, x.device) if options.mask_ids else None
-    if allowed.compiler is not False and kernels_run_on(x):
+    if allowed.compiler and kernels_run_on(x):
         ignored = options.ignore_index
         if by_factor and of_loss is not None and x.dtype == torch.bfloat16 and not rule.share:
             return power_rows(x, labels, ignored, banned, of_loss, of_lse, rule)
@@ -61,7 +54,7 @@ def chunk_loss(
     label = x.gather(1, ids)[:, 0].to(wide)
     of_each = None if of_loss is None else of_loss.to(wide).masked_fill(~counted, 0.0)
     of_lse = None if of_lse is None else of_lse.to(wide)
-    lse, added = _over_rows(x, banned, of_each, of_lse, rule, allowed)
+    lse, added = _over_rows(x, banned, of_each, of_lse, rule)
     chunk = rule.finish(label, lse, added, counted, of_each, of_lse)
     if of_each is not None:
         if x.device.type == "cpu":
@@ -92,14 +85,10 @@ def _over_rows(
     of_loss: torch.Tensor | None,
     of_lse: torch.Tensor | None,
     rule: Rule,
-    allowed: Resources,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The lse and the sum of the logits of each row, (n,) and (n,)."""
-    part = compiled(rule) if _pays(x, allowed) and len(x) > 1 else None  # a size of 1 would be compiled again
-    if part is not None:
-        return part(x, banned, of_loss, of_lse)
     simple = rule.softcap is None and x.dtype == torch.promote_types(x.dtype, torch.float32)
-    plain = _part_in_place(rule) if simple else _part(rule, _kept_powers)
+    plain = _part_in_place(rule) if simple else _part(rule)
     step = max(1, CACHED.get(x.device.type, CACHED["cuda"]) // x.shape[1])
     if step >= len(x):
         return plain(x, banned, of_loss, of_lse)
@@ -111,8 +100,8 @@ def _over_rows(
     return lse, added
 
 
-def _part(rule: Rule, powers: Powers) -> Part:
-    """All that reads or writes each logit, in one function, which a compiler makes one loop over a row."""
+def _part(rule: Rule) -> Part:
+    """All that reads or writes each logit, for a few rows."""
 
     def part(
         x: torch.Tensor, banned: torch.Tensor | None, of_loss: torch.Tensor | None, of_lse: torch.Tensor | None
@@ -121,7 +110,7 @@ def _part(rule: Rule, powers: Powers) -> Part:
         finite = y
         if banned is not None:
             finite, y = y.masked_fill(banned, 0.0), y.masked_fill(banned, -torch.inf)
-        lse, power, share = powers(y)
+        lse, power, share = _powers(y)
         added = finite.sum(1) if rule.share else torch.zeros_like(lse)
         if of_loss is None:
             return lse, added
@@ -165,52 +154,10 @@ def _part_in_place(rule: Rule) -> Part:
     return part
 
 
-def _kept_powers(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _powers(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The lse (n,), and p as powers (n, V) and their share (n,): each power is made once and kept."""
     most = y.amax(1)
     most = most.masked_fill(most.isinf(), 0.0)
     power = (y - most[:, None]).exp_()
     total = power.sum(1)
     return most + total.log(), power, total.reciprocal()
-
-
-def _fused_powers(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same with each power made twice: kept, a compiler would write all of them to memory, in float32."""
-    lse = y.logsumexp(1)
-    return lse, (y - lse[:, None]).exp(), torch.ones_like(lse)
-
-
-class _Compiler:
-    """Whether `torch.compile` works here, which is not known before it was tried, and how much was done without."""
-
-    works = True
-    done = 0
-
-
-def _pays(x: torch.Tensor, allowed: Resources) -> bool:
-    """Whether to compile now, if ever: in float32 there is little between the products that could be saved."""
-    if (
-        allowed.compiler is False
-        or x.dtype.itemsize != 2
-        or x.device.type != "cpu"
-        or torch.is_inference_mode_enabled()
-    ):
-        return False
-    _Compiler.done += x.numel()
-    return allowed.compiler or _Compiler.done > WORTH_COMPILING
-
-
-@lru_cache(maxsize=8)
-def compiled(rule: Rule) -> Part | None:
-    """`_part` compiled, or `None`, and one line in the log, where there is no compiler."""
-    if not _Compiler.works:
-        return None
-    try:
-        part: Any = torch.compile(_part(rule, _fused_powers), dynamic=True)
-        trial = torch.zeros(3, 70, dtype=torch.bfloat16)
-        part(trial[:2, :65], None, torch.ones(2), None)
-    except Exception as error:  # of whatever kind: the plain operations do the same
-        _Compiler.works = False
-        LOG.warning("no torch.compile here (%s): the loss runs without, slower", str(error).splitlines()[0][:100])
-        return None
-    return part  # type: ignore[no-any-return]

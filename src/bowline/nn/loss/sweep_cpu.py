@@ -2,8 +2,7 @@
 
 Where the matrix's gradient is wanted, the first chunk's logits lie in the buffer of that gradient. Beyond the gradients
 themselves there is, for what is left, a chunk of logits, and blocks that fit in a cache. Chunks are `turned`, but for
-some options, and for half precision that this processor multiplies itself: what is between its products a compiler
-makes faster, `by_rows`.
+options that need `by_rows`.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from bowline.nn.loss.chunks import chunk_rows
 from bowline.nn.loss.fastest import products_for
 from bowline.nn.loss.job import Job, Sweep
 from bowline.nn.loss.rule import Chunk
-from bowline.nn.loss.turned import fits_turned, sweep_turned
+from bowline.nn.loss.turned import fits_turned, keeps_powers, sweep_turned
 from bowline.nn.row_sums import add_rows
 
 __all__ = ["sweep_on_cpu"]
 
 Way = Callable[..., Chunk]
 MOST_ROWS = 1024
-"""Of a chunk without gradients, of whose logits there is never more than a block."""
+"""Of a chunk of whose logits there is never more than a block, for want of a gradient that needs them twice."""
 
 
 def sweep_on_cpu(job: Job) -> Sweep:
@@ -52,19 +51,17 @@ def sweep_on_cpu(job: Job) -> Sweep:
         if of_hidden is not None and product is not None:  # with the column of each row's label
             of_hidden[part] = product.add_(weight[ids[part]].to(job.wide) * own[part, None])
 
-    fits = fits_turned(job.options)
-    if fits and of_weight is not None and min(count, width) >= step:
-        take(slice(0, done := min(count, width)), sweep_turned, None)
+    way = sweep_turned if fits_turned(job.options) else sweep_rows
+    if way is sweep_turned and of_weight is not None and min(count, width) >= step:
+        take(slice(0, done := min(count, width)), way, None)
         step = _step(job, count - done)
     room: torch.Tensor | None = None
-    turned = fits and (by.widens or weight.dtype == job.wide)
-    if not turned:
+    if way is sweep_rows:
         room = by.room(min(step, count - done), weight)
-    elif wanted.any():
+    elif keeps_powers(job, by):
         room = on_huge_pages(weight.new_empty(size, min(step, count - done)))
     else:
         step = MOST_ROWS
-    way = sweep_turned if turned else sweep_rows
     for first in range(done, count, step):
         take(slice(first, min(first + step, count)), way, room)
     if of_weight is not None and count:

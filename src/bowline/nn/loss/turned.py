@@ -1,40 +1,62 @@
-"""A chunk of tokens whose logits are kept turned, (V, n): made, and used up, block by block of the vocabulary.
+"""A chunk of tokens whose logits lie turned, (V, n): made, and used up, block by block of the vocabulary.
 
-A first pass makes the powers e^(y - base) of each block and adds them up, a second multiplies each block of powers with
-the matrix and with hidden. The base is a number for each token, so the gradient of a logit is its power times a factor
-of the token, and hidden (n, D) is multiplied by that factor, not the powers.
+A first pass makes the powers e^(y - base) of each block, adds them up and multiplies them with the block of the matrix,
+which is still in the cache; a second multiplies them with hidden. The base is a number for each token, so the gradient
+of a logit is its power times a factor of the token, and hidden (n, D) and its gradient are multiplied by that factor,
+not the powers.
 
 Turned, because a product of few tokens is faster so (a tenth and more with MKL: the large matrix is read as it lies);
 and because a row of the matrix's gradient, D numbers, has room for the logits of n <= D tokens. So the first tokens'
 are kept in the buffer of that gradient, which is not needed before they are done with: for as many as D tokens,
 whatever V is, there are beyond the gradient only blocks that fit in a cache.
+
+Powers are made by `exp2`, which torch makes itself, and several times as fast as `exp` on some processors: what MKL
+makes for AMD's takes four times as long, and a hundred times as long where a power is nearly 0.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 
 from bowline.nn.loss.job import Job
 from bowline.nn.loss.options import Options
-from bowline.nn.loss.products import Products
+from bowline.nn.loss.products import Hidden, Products
 from bowline.nn.loss.rule import Chunk, Rule
 from bowline.nn.loss.softmax import banned_tokens, masked_chunk
 
-__all__ = ["fits_turned", "sweep_turned"]
+__all__ = ["fits_turned", "keeps_powers", "sweep_turned"]
 
-BLOCK = 2**22
-"""Numbers in a block: three products are made of each, which like more rows than what is between them."""
+BLOCK = 2**24
+"""Bytes of a block: three products are made of each, which like more rows than what is between them."""
 LEAST_ROWS = 256
 CACHED = 2**19
 """Numbers in what is made powers at once."""
 MOST = {torch.float16: 2.0**14}
 """Sums of a block's powers from which on the base is too low, by the dtype in which powers are kept."""
 MOST_OF_OTHERS = 2.0**60
+LOG2_E = 1 / math.log(2)
 
 
 def fits_turned(options: Options) -> bool:
     """Not with a softcap and smoothing at once, whose gradient is no multiple of a power."""
     return not (options.softcap is not None and options.label_smoothing)
+
+
+def keeps_powers(job: Job, by: Products) -> bool:
+    """Whether powers are needed again after the first pass."""
+    return job.wanted.weight or job.wanted.bias or (job.wanted.hidden and _multiplied(job, by))
+
+
+def _multiplied(job: Job, by: Products) -> bool:
+    """Whether each power is multiplied by its token's factor, not hidden.
+
+    Smoothing takes something off the product; and in float16 hidden times factor would be 0.
+    """
+    return bool(job.options.label_smoothing) or (job.weight.dtype == torch.float16 and not by.widens)
 
 
 @torch.no_grad()
@@ -50,141 +72,194 @@ def sweep_turned(
 ) -> Chunk:
     """The losses of hidden (n, D), and the products with the gradient of their logits.
 
-    `room`: (V, n) for the powers, or `None` for the buffer of `of_weight`, with n <= D. Where it is the `first` chunk,
-    `of_weight` (V, D), whatever is in it, is made, else added to; `of_hidden` (n, D), of zeros, and `of_bias` (V,), in
-    float32 or wider, are added to.
+    `room`: (V, n) for the powers, or `None` for the buffer of `of_weight`, with n <= D, or for nothing where they are
+    not kept. Where it is the `first` chunk, `of_weight` (V, D), whatever is in it, is made, else added to; `of_hidden`
+    (n, D), of zeros, and `of_bias` (V,), in float32 or wider, are added to.
     """
-    sweep = _Turned(job, by, of_weight if room is None else room)
-    chunk = sweep.losses()
-    if of_hidden is not None or of_weight is not None or of_bias is not None:
-        sweep.gradients(of_hidden, of_weight, of_bias, first=first, in_place=room is None)
+    sweep = _Turned(job, by, of_weight if room is None else room, of_hidden)
+    chunk = sweep.first_pass()
+    sweep.second_pass(of_weight, of_bias, first=first, in_place=room is None)
     return chunk
 
 
 class _Turned:
     """The two passes over the vocabulary, and what the second knows from the first."""
 
-    def __init__(self, job: Job, by: Products, kept: torch.Tensor | None) -> None:
-        size, count = len(job.weight), len(job.hidden)
-        self.job, self.by = job, by
+    def __init__(self, job: Job, by: Products, kept: torch.Tensor | None, of_hidden: torch.Tensor | None) -> None:
+        size, (count, width) = len(job.weight), job.hidden.shape
+        self.job, self.by, self.of_hidden = job, by, of_hidden
         self.rule = Rule.of(job.options, size)
+        self.multiplied = _multiplied(job, by)
         self.hidden = by.ready(job.hidden)
         self.kept = None if kept is None else kept[:, :count]
-        step = self._rows_of_a_block()
-        self.parts = [slice(first, min(first + step, size)) for first in range(0, size, step)]
+        self.parts = self._parts(size, count, width)
         banned = banned_tokens(job.options.mask_ids, size, job.weight.device) if job.options.mask_ids else None
         self.banned = None if banned is None else banned[:, None]
-        self.block = torch.empty(min(step, size), count, dtype=job.wide)
+        rows = self.parts[0].stop
+        self.block = torch.empty(rows, count, dtype=by.dtype_of_logits(job.weight))
+        self.piece = torch.empty(max(1, min(rows, CACHED // max(1, count))), count, dtype=job.wide)
         self.ids = job.ids()
         counted = job.labels != job.options.ignore_index
         self.counted, self.of_each = counted, job.of_loss.to(job.wide).masked_fill(~counted, 0.0)
+        self.own = self._tokens_of_parts()
 
-    def _rows_of_a_block(self) -> int:
-        """Of `torch.mm` a block is its logits alone, else there are widened ones beside it, and rows of the matrix."""
-        count, width = self.job.hidden.shape
-        alone = self.by.plain and self.job.weight.dtype == self.job.wide and not self.rule.share
-        return max(LEAST_ROWS, BLOCK // max(1, count) if alone else BLOCK // 2 // max(1, count, width))
+    def _parts(self, size: int, count: int, width: int) -> list[slice]:
+        """Smaller ones where beside that of logits there are others: of what oneDNN makes, or of what is widened."""
+        numbers = BLOCK // self.by.dtype_of_logits(self.job.weight).itemsize
+        if not self.by.plain or self.multiplied:
+            numbers //= 2
+        step = max(LEAST_ROWS, numbers // max(1, count, width))
+        return [slice(first, min(first + step, size)) for first in range(0, size, step)]
 
-    # --- losses -------------------------------------------------------------------------------------------------------
+    def _tokens_of_parts(self) -> list[torch.Tensor]:
+        """Those whose labels are in it."""
+        order = self.ids.argsort()
+        starts = torch.tensor([*(part.start for part in self.parts), len(self.job.weight)])
+        bounds = torch.searchsorted(self.ids[order], starts).tolist()
+        return [order[begin:end] for begin, end in pairwise(bounds)]
 
-    def losses(self) -> Chunk:
-        """The first pass; in `kept`, if there is any, the powers times the slope of the softcap."""
-        job, count, limit = self.job, len(self.ids), MOST.get(self.job.weight.dtype, MOST_OF_OTHERS)
+    # --- the first pass -----------------------------------------------------------------------------------------------
+
+    def first_pass(self) -> Chunk:
+        """The losses; the powers times the slope of the softcap are kept, less that of each token's own label."""
+        job, rule, count = self.job, self.rule, len(self.ids)
+        limit = MOST.get(job.weight.dtype, MOST_OF_OTHERS)
         total, added = torch.zeros(2, count, dtype=job.wide)
-        most = torch.full((count,), -torch.inf, dtype=job.wide)  # of the first block with a token that is not masked
+        self.base = torch.full((count,), -torch.inf, dtype=job.wide)
+        """log2(e) times the highest logit of the first that are not masked; times others' where that is too low."""
         at = 0
         while at < len(self.parts):
-            y, more = self._logits(self.parts[at])
-            if (most == -torch.inf).any():
-                most = torch.where(most == -torch.inf, y.amax(0), most)
-            sums = self._powers(y, self.parts[at], _finite(most))
+            sums, more = self._make_powers(at)
             if (sums > limit).any():
-                y, more = self._logits(self.parts[at])
-                higher = torch.maximum(most, y.amax(0))
-                if (higher > most).any():
-                    most, at = higher, 0
+                if self._raise_base(at):
+                    at = 0
                     total, added = torch.zeros(2, count, dtype=job.wide)
+                    if self.of_hidden is not None:
+                        self.of_hidden.zero_()
                     continue
-                sums = self._powers(y, self.parts[at], _finite(most))  # a logit is infinite: the other tokens' are not
+                sums, more = self._make_powers(at)  # a logit is infinite: the other tokens' are not
+            self._use_powers(at)
             total += sums
             added += more
             at += 1
-        base = _finite(most)
-        lse = base + total.log()
+        base = _finite(self.base)
+        lse = base / LOG2_E + total.log()
         label = (job.hidden.to(job.wide) * job.weight[self.ids]).sum(1)
+        label = label.to(self.block.dtype).to(job.wide)  # rounded as it is in its lse, or a loss could be below 0
         label = label if job.bias is None else label + job.bias[self.ids]
-        chunk = self.rule.finish(label, lse, added, self.counted, self.of_each, job.of_lse)
-        self.factor = (base - lse).exp_() * self.rule.of_p(lse, self.of_each, job.of_lse) * self.rule.scale
+        chunk = rule.finish(label, lse, added / LOG2_E, self.counted, self.of_each, job.of_lse)
+        self.factor = total.reciprocal() * rule.of_p(lse, self.of_each, job.of_lse) * rule.scale
         return chunk if self.banned is None else masked_chunk(chunk, self.banned[self.ids, 0], self.counted)
 
-    def _logits(self, part: slice) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Y (b, n) of a block, masked tokens at -inf, and for a loss with smoothing the sum of the others, (n,)."""
-        bias, rule = self.job.bias, self.rule
-        wide = self.kept is not None and self.kept.dtype == self.block.dtype
-        into = self.kept[part] if wide and self.kept is not None else self.block[: part.stop - part.start]
-        y = self.by.make_turned_logits(self.hidden, self.job.weight[part], into)
-        if bias is not None:
-            y += bias[part, None]
-        rule.logits_(y)
-        without = None if self.banned is None else self.banned[part]
-        added = (y if without is None else y.masked_fill(without, 0.0)).sum(0) if rule.share else 0.0
-        return y if without is None else y.masked_fill_(without, -torch.inf), added
+    def _made(self, at: int) -> torch.Tensor:
+        """Where the products of a part are made, and made powers."""
+        part = self.parts[at]
+        if self.kept is not None and self.kept.dtype == self.block.dtype:
+            return self.kept[part]
+        return self.block[: part.stop - part.start]
 
-    def _powers(self, y: torch.Tensor, part: slice, base: torch.Tensor) -> torch.Tensor:
-        """The sums (n,) of e^(y - base); y becomes that times the slope of the softcap, and is kept."""
-        softcap = self.rule.softcap
-        sums = torch.zeros_like(base)
-        for some in y.split(max(1, CACHED // max(1, y.shape[1]))):
-            slope = None if softcap is None else 1 - (some / softcap).square_()
-            sums += some.sub_(base).exp_().sum(0)
-            if slope is not None:  # of a masked token it is -inf
-                some.mul_(slope.clamp_(min=0.0))
-        if self.kept is not None and self.kept.dtype != y.dtype:
-            self.kept[part] = y
-        return sums
+    def _exponents(self, at: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        """Piece by piece of a part: where it is, y / `steepness` in float32 or wider, and which tokens are masked."""
+        part, made, rule = self.parts[at], self._made(at), self.rule
+        self.by.make_turned_logits(self.hidden, self.job.weight[part], made)
+        for first in range(part.start, part.stop, len(self.piece)):
+            rows = slice(first, min(first + len(self.piece), part.stop))
+            some = made[first - part.start :][: len(self.piece)]
+            y = some if some.dtype == self.piece.dtype else self.piece[: len(some)].copy_(some)
+            if self.job.bias is not None:
+                y += self.job.bias[rows, None]
+            if rule.softcap is not None:
+                y.mul_(rule.scale / rule.softcap).tanh_()
+            yield some, y, None if self.banned is None else self.banned[rows]
 
-    # --- gradients ----------------------------------------------------------------------------------------------------
+    @property
+    def steepness(self) -> float:
+        """What a product, or the tanh of a softcap, is multiplied by to be an exponent of 2."""
+        return LOG2_E * (self.rule.scale if self.rule.softcap is None else self.rule.softcap)
 
-    def gradients(
-        self,
-        of_hidden: torch.Tensor | None,
-        of_weight: torch.Tensor | None,
-        of_bias: torch.Tensor | None,
-        *,
-        first: bool,
-        in_place: bool,
+    def _make_powers(self, at: int) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """Of a part; the sums (n,) of the powers, and for a loss with smoothing those of the exponents."""
+        base = _finite(self.base)
+        sums, added = torch.zeros(2, len(base), dtype=base.dtype)
+        for some, y, banned in self._exponents(at):
+            if (self.base == -torch.inf).any():
+                self.base = torch.where(self.base == -torch.inf, self._highest(y, banned), self.base)
+                base = _finite(self.base)
+            if self.rule.share:
+                added += (y if banned is None else y.masked_fill(banned, 0.0)).sum(0) * self.steepness
+            slope = None if self.rule.softcap is None else 1 - y.square()
+            torch.add(-base, y, alpha=self.steepness, out=y).exp2_()
+            if banned is not None:
+                y.masked_fill_(banned, 0.0)
+            sums += y.sum(0)
+            if slope is not None:
+                y *= slope
+            if y.dtype != some.dtype:
+                some.copy_(y)
+        return sums, added
+
+    def _highest(self, y: torch.Tensor, banned: torch.Tensor | None) -> torch.Tensor:
+        exponents = y * self.steepness
+        return (exponents if banned is None else exponents.masked_fill_(banned, -torch.inf)).amax(0)
+
+    def _raise_base(self, at: int) -> bool:
+        """To the highest exponent of a part, and whether that is higher."""
+        highest = self.base
+        for _, y, banned in self._exponents(at):
+            highest = torch.maximum(highest, self._highest(y, banned))
+        raised = bool((highest > self.base).any())
+        self.base = highest
+        return raised
+
+    def _use_powers(self, at: int) -> None:
+        """Of a part: without each token's own label they are kept, and multiplied with the matrix."""
+        part, made, own = self.parts[at], self._made(at), self.own[at]
+        made[self.ids[own] - part.start, own] = 0.0
+        if self.kept is not None and self.kept.dtype != made.dtype:
+            self.kept[part] = made
+        if not self.multiplied:
+            self._add_of_hidden(made, part)
+
+    def _add_of_hidden(self, x: torch.Tensor, part: slice) -> None:
+        if self.of_hidden is not None:
+            weight = self.job.weight[part]
+            self.by.add_of_hidden(self.of_hidden, self.by.rounded(x, weight.dtype).t(), weight)
+
+    # --- the second pass ----------------------------------------------------------------------------------------------
+
+    def second_pass(
+        self, of_weight: torch.Tensor | None, of_bias: torch.Tensor | None, *, first: bool, in_place: bool
     ) -> None:
-        """The second pass, without the column of each token's own label."""
-        assert self.kept is not None
-        by, weight, factor = self.by, self.job.weight, self.factor
-        # A sum with what smoothing takes off, and what has to be rounded, are multiplied themselves.
-        itself = bool(self.rule.share) or not (by.widens or weight.dtype == self.job.wide)
-        hidden = self.hidden if itself else by.ready(self.job.hidden.to(self.job.wide) * factor[:, None])
-        order = self.ids.argsort()
-        starts = torch.tensor([*(part.start for part in self.parts), len(weight)])
-        bounds = torch.searchsorted(self.ids[order], starts).tolist()
-        for part, begin, end in zip(self.parts, bounds, bounds[1:], strict=False):
+        """The gradients, without the column of each token's own label."""
+        if self.of_hidden is not None and not self.multiplied:
+            self.of_hidden *= self.factor[:, None]
+        if self.kept is None:
+            return
+        hidden = self._hidden_times_factor() if of_weight is not None and not self.multiplied else self.hidden
+        for at, part in enumerate(self.parts):
             x = self.kept[part]
-            if itself:
-                x = self._multiplied(x, part)
+            if self.multiplied:
+                x = self._gradient(x, at)
+                self._add_of_hidden(x, part)
             elif in_place:
                 x = self.block[: len(x)].copy_(x)
-            own = order[begin:end]
-            x[self.ids[own] - part.start, own] = 0.0
             if of_bias is not None:
-                of_bias[part] += x.sum(1) if itself else torch.mv(x.to(factor.dtype), factor)
-            x = by.rounded(x, weight.dtype)
-            if of_hidden is not None:
-                by.add_of_hidden(of_hidden, x.t(), weight[part])
+                of_bias[part] += x.sum(1) if self.multiplied else torch.mv(x.to(self.factor.dtype), self.factor)
             if of_weight is not None:
-                by.add_block_of_weight(of_weight[part], x, hidden, first)
-        if of_hidden is not None and not itself:
-            of_hidden *= factor[:, None]
+                x = self.by.rounded(x, of_weight.dtype)
+                self.by.add_block_of_weight(of_weight[part], x, hidden, first)
 
-    def _multiplied(self, powers: torch.Tensor, part: slice) -> torch.Tensor:
-        x = torch.mul(powers, self.factor, out=self.block[: len(powers)])
+    def _hidden_times_factor(self) -> Hidden:
+        found = self.job.hidden.to(self.job.wide) * self.factor[:, None]
+        return self.by.ready(found if self.by.of_weight == "float32" else found.to(self.job.weight.dtype))
+
+    def _gradient(self, powers: torch.Tensor, at: int) -> torch.Tensor:
+        """Of a part's products: powers times factors, less what smoothing takes off."""
+        part, own = self.parts[at], self.own[at]
+        x = torch.mul(powers, self.factor)
         if self.rule.share:
             x -= self.rule.share * self.rule.scale * self.of_each
+            x[self.ids[own] - part.start, own] = 0.0
             if self.banned is not None:
                 x.masked_fill_(self.banned[part], 0.0)
         return x
