@@ -220,3 +220,22 @@ def test_an_infinite_token_leaves_the_others_their_loss_and_gradient(block: int)
             losses = linear_cross_entropy(x, w, labels, reduction="none", backend=backend)
             found.append([losses.detach()[1:], gradients(losses.sum(), x)[0][1:]])
     torch.testing.assert_close(found[0], [one.float() for one in found[1]], rtol=1e-4, atol=1e-5)
+
+
+def test_an_infinite_token_has_its_blocks_made_again_and_not_all_of_them_each_time() -> None:
+    """Others' logits grow over the vocabulary, but not over their base."""
+    hidden, weight, labels, _ = ends(8, 16, torch.float32)
+    broken = hidden.detach() * 0.1
+    broken[0, 0] = torch.inf
+    made: list[int] = []
+    make = turned._Turned._make_powers
+
+    def counted(self: Any, at: int) -> Any:
+        made.append(at)
+        return make(self, at)
+
+    with blocks_of(30), patch.object(turned._Turned, "_make_powers", counted):
+        linear_cross_entropy(
+            broken, weight.detach() + torch.arange(V)[:, None] / V, labels.clamp(min=11), backend="chunked"
+        )
+    assert V / 30 <= len(made) <= 3 * V / 30

@@ -130,8 +130,8 @@ class _Turned:
         at = 0
         while at < len(self.parts):
             sums, more = self._make_powers(at)
-            if (sums > limit).any():
-                if self._raise_base(at):
+            if (over := sums > limit).any():
+                if self._raise_base(at, over):
                     at = 0
                     total, added = torch.zeros(2, count, dtype=job.wide)
                     if self.of_hidden is not None:
@@ -202,14 +202,12 @@ class _Turned:
         exponents = y * self.steepness
         return (exponents if banned is None else exponents.masked_fill_(banned, -torch.inf)).amax(0)
 
-    def _raise_base(self, at: int) -> bool:
-        """To the highest exponent of a part, and whether that is higher."""
-        highest = self.base
+    def _raise_base(self, at: int, over: torch.Tensor) -> bool:
+        """To the highest exponent of a part, for the tokens `over` it, and whether that is higher."""
+        before = self.base
         for _, y, banned in self._exponents(at):
-            highest = torch.maximum(highest, self._highest(y, banned))
-        raised = bool((highest > self.base).any())
-        self.base = highest
-        return raised
+            self.base = torch.where(over, torch.maximum(self.base, self._highest(y, banned)), self.base)
+        return bool((self.base > before).any())
 
     def _use_powers(self, at: int) -> None:
         """Of a part: without each token's own label they are kept, and multiplied with the matrix."""
