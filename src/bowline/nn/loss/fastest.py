@@ -28,7 +28,7 @@ WORTH_TIMING = 2**34
 CLEARLY = 0.75
 """Another library has to take less than this share of `torch.mm`'s time: what it makes has to be copied, too.
 
-On AMD Zen 4 oneDNN's products take 0.75 to 0.95 of it from one minute to the next, and whole steps gain nothing.
+On AMD Zen 4 oneDNN's products took 0.75 to 0.95 of it from one minute to the next, and whole steps 0.91 to 1.09.
 """
 ROUNDS = 7
 ROLES = ("logits", "of_hidden", "of_weight")
