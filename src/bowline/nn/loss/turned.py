@@ -10,8 +10,8 @@ and because a row of the matrix's gradient, D numbers, has room for the logits o
 are kept in the buffer of that gradient, which is not needed before they are done with: for as many as D tokens,
 whatever V is, there are beyond the gradient only blocks that fit in a cache.
 
-Powers are made by `exp2`, which is torch's own. `exp` is MKL's: on AMD Zen 4 it takes three to four times as long, and a
-hundred times where a power is nearly 0.
+Powers are made by `exp2`, which is torch's own. `exp` is MKL's: on AMD Zen 4 it takes three to four times as long, and
+a hundred times where a power is nearly 0.
 """
 
 from __future__ import annotations
