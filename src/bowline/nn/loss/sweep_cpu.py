@@ -8,6 +8,7 @@ options that need `by_rows`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -36,39 +37,47 @@ def sweep_on_cpu(job: Job) -> Sweep:
     of_hidden = torch.empty_like(hidden) if wanted.hidden else None
     of_bias = torch.zeros(size, dtype=job.wide) if wanted.bias else None
     by = products_for(hidden, weight, job.allowed)
-    step, done = _step(job, count), 0
+    step = _step(job, count)
     of_weight = None
     if wanted.weight:
         of_weight = on_huge_pages(torch.empty_like(weight)) if count else torch.zeros_like(weight)
 
-    def take(part: slice, way: Way, room: torch.Tensor | None) -> None:
+    def take(part: slice, way: Way, **where: Any) -> None:
         product = torch.zeros(part.stop - part.start, width, dtype=job.wide) if wanted.hidden else None
         into = {"of_hidden": product, "of_weight": of_weight, "of_bias": of_bias}
-        chunk = way(job.of(part), by, **into, first=part.start == 0, room=room)
+        chunk = way(job.of(part), by, **into, **where, first=part.start == 0)
         losses[part], lse[part] = chunk.losses, chunk.lse
         if chunk.of_label is not None:
             own[part] = chunk.of_label
         if of_hidden is not None and product is not None:  # with the column of each row's label
             of_hidden[part] = product.add_(weight[ids[part]].to(job.wide) * own[part, None])
 
-    way = sweep_turned if fits_turned(job.options) else sweep_rows
-    if way is sweep_turned and of_weight is not None and min(count, width) >= step:
-        take(slice(0, done := min(count, width)), way, None)
-        step = _step(job, count - done)
-    room: torch.Tensor | None = None
-    if way is sweep_rows:
-        room = by.room(min(step, count - done), weight)
-    elif keeps_powers(job, by):
-        room = on_huge_pages(weight.new_empty(size, min(step, count - done)))
+    if not fits_turned(job.options):
+        room = by.room(min(step, count), weight)
+        for part in _parts(0, count, step):
+            take(part, sweep_rows, room=room)
     else:
-        step = MOST_ROWS
-    for first in range(done, count, step):
-        take(slice(first, min(first + step, count)), way, room)
+        in_place = min(count, width) if of_weight is not None and min(count, width) >= step else 0
+        step = _step(job, count - in_place)
+        room = None
+        if not keeps_powers(job, by):
+            step = MOST_ROWS
+        elif count > in_place:
+            room = on_huge_pages(weight.new_empty(size * step))
+        for part in _parts(0, in_place, width):
+            take(part, sweep_turned, in_place=True, room=room)
+        for part in _parts(in_place, count, step):
+            take(part, sweep_turned, in_place=False, room=room)
+    del room  # what follows has copies of hidden
     if of_weight is not None and count:
         add_rows(of_weight, ids, hidden, own, kernels=job.kernels)
     if of_bias is not None and bias is not None:
         of_bias = of_bias.index_add_(0, ids, own).to(bias.dtype)
     return Sweep(losses=losses, lse=lse, of_hidden=of_hidden, of_weight=of_weight, of_bias=of_bias)
+
+
+def _parts(first: int, last: int, step: int) -> list[slice]:
+    return [slice(at, min(at + step, last)) for at in range(first, last, step)]
 
 
 def _step(job: Job, count: int) -> int:

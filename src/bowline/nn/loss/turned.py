@@ -68,40 +68,56 @@ def sweep_turned(
     of_weight: torch.Tensor | None,
     of_bias: torch.Tensor | None,
     first: bool,
+    in_place: bool,
     room: torch.Tensor | None,
 ) -> Chunk:
     """The losses of hidden (n, D), and the products with the gradient of their logits.
 
-    `room`: (V, n) for the powers, or `None` for the buffer of `of_weight`, with n <= D, or for nothing where they are
-    not kept. Where it is the `first` chunk, `of_weight` (V, D), whatever is in it, is made, else added to; `of_hidden`
-    (n, D), of zeros, and `of_bias` (V,), in float32 or wider, are added to.
+    `in_place`: the powers lie in the buffer of `of_weight`, n <= D, and `room`, where there is any, is for blocks;
+    else it is for V n powers, or `None` where they are not kept. It is flat, of the matrix's dtype. Where it is the
+    `first` chunk, `of_weight` (V, D), whatever is in it, is made, else added to; `of_hidden` (n, D), of zeros, and
+    `of_bias` (V,), in float32 or wider, are added to.
     """
-    sweep = _Turned(job, by, of_weight if room is None else room, of_hidden)
+    count = len(job.hidden)
+    if in_place and of_weight is not None:
+        sweep = _Turned(job, by, of_weight[:, :count], room, of_hidden)
+    else:
+        kept = None if room is None else room[: len(job.weight) * count].view(-1, count)
+        sweep = _Turned(job, by, kept, None, of_hidden)
     chunk = sweep.first_pass()
-    sweep.second_pass(of_weight, of_bias, first=first, in_place=room is None)
+    sweep.second_pass(of_weight, of_bias, first=first, in_place=in_place)
     return chunk
 
 
 class _Turned:
     """The two passes over the vocabulary, and what the second knows from the first."""
 
-    def __init__(self, job: Job, by: Products, kept: torch.Tensor | None, of_hidden: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        by: Products,
+        kept: torch.Tensor | None,
+        room: torch.Tensor | None,
+        of_hidden: torch.Tensor | None,
+    ) -> None:
         size, (count, width) = len(job.weight), job.hidden.shape
         self.job, self.by, self.of_hidden = job, by, of_hidden
         self.rule = Rule.of(job.options, size)
         self.multiplied = _multiplied(job, by)
         self.hidden = by.ready(job.hidden)
-        self.kept = None if kept is None else kept[:, :count]
+        self.kept = kept
         self.parts = self._parts(size, count, width)
         banned = banned_tokens(job.options.mask_ids, size, job.weight.device) if job.options.mask_ids else None
         self.banned = None if banned is None else banned[:, None]
         rows = self.parts[0].stop
-        self.block = torch.empty(rows, count, dtype=by.dtype_of_logits(job.weight))
+        self.block = _carved(room, rows, count, by.dtype_of_logits(job.weight))
         self.piece = torch.empty(max(1, min(rows, CACHED // max(1, count))), count, dtype=job.wide)
         self.ids = job.ids()
         counted = job.labels != job.options.ignore_index
         self.counted, self.of_each = counted, job.of_loss.to(job.wide).masked_fill(~counted, 0.0)
         self.own = self._tokens_of_parts()
+        self.label = torch.zeros(count, dtype=job.wide)
+        """Each label's product, rounded as it is in its lse, or a loss could be below 0."""
 
     def _parts(self, size: int, count: int, width: int) -> list[slice]:
         """Smaller ones where beside that of logits there are others: of what oneDNN makes, or of what is widened."""
@@ -144,9 +160,7 @@ class _Turned:
             at += 1
         base = _finite(self.base)
         lse = base / LOG2_E + total.log()
-        label = (job.hidden.to(job.wide) * job.weight[self.ids]).sum(1)
-        label = label.to(self.block.dtype).to(job.wide)  # rounded as it is in its lse, or a loss could be below 0
-        label = label if job.bias is None else label + job.bias[self.ids]
+        label = self.label if job.bias is None else self.label + job.bias[self.ids]
         chunk = rule.finish(label, lse, added / LOG2_E, self.counted, self.of_each, job.of_lse)
         self.factor = total.reciprocal() * rule.of_p(lse, self.of_each, job.of_lse) * rule.scale
         return chunk if self.banned is None else masked_chunk(chunk, self.banned[self.ids, 0], self.counted)
@@ -160,8 +174,9 @@ class _Turned:
 
     def _exponents(self, at: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
         """Piece by piece of a part: where it is, y / `steepness` in float32 or wider, and which tokens are masked."""
-        part, made, rule = self.parts[at], self._made(at), self.rule
+        part, made, own, rule = self.parts[at], self._made(at), self.own[at], self.rule
         self.by.make_turned_logits(self.hidden, self.job.weight[part], made)
+        self.label[own] = made[self.ids[own] - part.start, own].to(self.label.dtype)
         for first in range(part.start, part.stop, len(self.piece)):
             rows = slice(first, min(first + len(self.piece), part.stop))
             some = made[first - part.start :][: len(self.piece)]
@@ -261,6 +276,14 @@ class _Turned:
             if self.banned is not None:
                 x.masked_fill_(self.banned[part], 0.0)
         return x
+
+
+def _carved(room: torch.Tensor | None, rows: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """A block (rows, count), in the room where there is enough."""
+    size = rows * count * dtype.itemsize
+    if room is None or room.nbytes < size:
+        return torch.empty(rows, count, dtype=dtype)
+    return room.view(torch.uint8)[:size].view(dtype).view(rows, count)
 
 
 def _finite(most: torch.Tensor) -> torch.Tensor:
