@@ -208,7 +208,7 @@ def products_here(tensors: tuple[torch.Tensor, ...]) -> Step:
     by = products_for(hidden, table, current())
     gradient = torch.zeros_like(table)
     parts = [slice(first, first + 4096) for first in range(0, len(table), 4096)]
-    room = torch.empty(len(table), rows, dtype=by.dtype_of_logits(table))
+    room = torch.empty(len(table), rows, dtype=by.dtype_of_logits(hidden))
 
     def run() -> torch.Tensor:
         for some in hidden.split(rows):

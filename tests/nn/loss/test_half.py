@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.nn.loss import chunks, cross_entropy, fastest, linear_cross_entropy
-from bowline.nn.tied_embedding import tied_embedding
+from bowline.nn.loss import chunks, linear_cross_entropy
 from tests.nn.loss.cases import OPTIONS
-from tests.nn.tied_embedding.ends import dense_gradients
 
 ROWS, WIDTH, SIZE = 512, 32, 1000
 Loss = Callable[..., torch.Tensor]
@@ -96,51 +94,3 @@ def test_a_grad_scaler_saves_small_float16_gradients_as_it_does_in_eager() -> No
     eager = errors(lambda x, w: F.cross_entropy((x @ w.T).float(), labels) * factor, hidden, weight, exact)
     ours = errors(lambda x, w: linear_cross_entropy(x, w, labels, backend="chunked") * factor, hidden, weight, exact)
     assert ours[1] <= 1.02 * eager[1] and ours[2] <= 1.02 * eager[2]
-
-
-def test_under_autocast_the_product_is_in_half_precision_and_the_gradients_are_the_parameters() -> None:
-    hidden, weight, labels = head(0.2, torch.float32)
-    weight.requires_grad_()
-    losses = []
-    for backend in ("reference", "chunked"):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = linear_cross_entropy(hidden, weight, labels, backend=backend)
-        loss.backward()
-        assert loss.dtype == weight.grad.dtype == torch.float32  # type: ignore[union-attr]
-        losses.append(loss.detach())
-    torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=0)
-
-
-@pytest.mark.parametrize("none_here", [True, False])
-def test_under_autocast_a_float32_matrix_is_not_cast_where_the_processor_has_no_such_products(
-    none_here: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Casts would be all that comes of it. So the head's gradient is the parameter's, and the lookup adds into it."""
-    for module in (cross_entropy, fastest):
-        monkeypatch.setattr(module, "emulated", lambda _: none_here)
-    hidden, weight, labels = head(0.2, torch.float32)
-    exact = computed(lambda x, w: F.cross_entropy(x @ w.T, labels), hidden.double(), weight.double())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours = errors(lambda x, w: linear_cross_entropy(x, w, labels, backend="chunked"), hidden, weight, exact)
-        eager = errors(lambda x, w: F.cross_entropy((x @ w.T).float(), labels), hidden, weight, exact)
-    if none_here:
-        assert max(ours) < 2e-6 < 1e-3 < max(eager)
-    else:
-        assert min(ours[1:]) > 1e-3
-        assert ours[1] <= 1.02 * eager[1] and ours[2] <= 1.02 * eager[2]
-
-
-def test_under_autocast_the_lookup_adds_into_the_gradient_of_a_matrix_that_is_not_cast(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cross_entropy, "emulated", lambda _: True)
-    _, weight, labels = head(0.2, torch.float32)
-    labels = labels.clamp(min=0)
-    weight.requires_grad_()
-    with dense_gradients(0), torch.autocast("cpu", dtype=torch.bfloat16):
-        rows = tied_embedding(labels, weight)
-        linear_cross_entropy(rows.bfloat16(), weight, labels, backend="chunked").backward()
-    assert weight.grad is not None
-    exact = weight.detach().double().requires_grad_()
-    (gradient,) = torch.autograd.grad(F.cross_entropy(exact[labels] @ exact.T, labels), [exact])
-    assert (weight.grad - gradient).norm() <= 0.01 * gradient.norm()

@@ -134,8 +134,8 @@ def test_a_loss_in_half_precision_is_given_in_float32() -> None:
         ("cut_cross_entropy", {"return_lse": True}, "with return_lse"),
         (
             "cut_cross_entropy",
-            {"weight": torch.zeros(16, 8).double()},
-            r"weight of torch.float64: expected torch.float32",
+            {"hidden": torch.zeros(2, 4, 8).double(), "weight": torch.zeros(16, 8).double()},
+            r"hidden of torch.float64: expected torch.float32",
         ),
     ],
 )

@@ -74,7 +74,7 @@ class _AtOnce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         hidden, weight, bias, labels, factors, options, allowed = args
-        lift = _lift(factors, weight.dtype)
+        lift = _lift(factors, hidden.dtype)
         job = Job(hidden, weight, bias, labels, options, allowed, _wanted(ctx), _times_lift(factors, lift))
         found = sweep(job, skip=True)
         ctx.save_for_backward(hidden, weight, bias, labels, factors, found.losses)

@@ -37,11 +37,11 @@ ROLES = ("logits", "of_hidden", "of_weight")
 def products_for(hidden: torch.Tensor, weight: torch.Tensor, allowed: Resources) -> Products:
     """What to multiply hidden (N, D) and weight (V, D) with."""
     work = hidden.shape[0] * weight.numel()
-    if weight.device.type == "cpu" and weight.dtype.itemsize == 2 and emulated(weight.dtype):
+    if weight.device.type == "cpu" and hidden.dtype.itemsize == 2 and emulated(hidden.dtype):
         return Products(logits="float32", of_hidden="float32", of_weight="float32")
-    if weight.device.type != "cpu" or work < WORTH_TIMING or weight.dtype == torch.float64:
+    if weight.device.type != "cpu" or work < WORTH_TIMING or hidden.dtype == torch.float64:
         return Products()
-    fastest = _timed(weight.dtype, torch.get_num_threads())
+    fastest = _timed(hidden.dtype, torch.get_num_threads())
     if allowed.onednn:
         return fastest
     return Products(**{role: "mm" if name == "onednn" else name for role, name in asdict(fastest).items()})
@@ -62,7 +62,7 @@ def _timed(dtype: torch.dtype, threads: int) -> Products:
 
     def call(role: str, name: str) -> Callable[[], object]:
         by = Products(logits=name, of_hidden=name, of_weight=name)
-        ready, into = by.ready(hidden), torch.empty(x.shape, dtype=by.dtype_of_logits(weight))
+        ready, into = by.ready(hidden), torch.empty(x.shape, dtype=by.dtype_of_logits(hidden))
         return {
             "logits": lambda: by.make_turned_logits(ready, weight, into),
             "of_hidden": lambda: by.add_of_hidden(of_hidden, x.t(), weight),

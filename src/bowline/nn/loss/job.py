@@ -28,6 +28,9 @@ class Wanted:
 class Job:
     """hidden (N, D), weight (V, D), bias (V,) or `None`, labels (N,), and what comes back for each loss and lse, (N,).
 
+    Products are made in the dtype of hidden. A float32 matrix beside hidden in half precision, as under autocast, is
+    cast for them, and its gradient is summed in float32.
+
     `wanted`: which gradients; without any, `of_loss` and `of_lse` are not read.
     """
 
@@ -59,6 +62,12 @@ class Job:
     def beside(self) -> int:
         """Bytes that sums of the matrix's gradient in float32 or wider take more than the gradient."""
         return self.weight.numel() * self.wide.itemsize - self.weight.nbytes
+
+    def cast(self) -> Job:
+        """With the whole matrix and the bias in the dtype of the products."""
+        dtype = self.hidden.dtype
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return replace(self, weight=self.weight.to(dtype), bias=bias)
 
     def of(self, rows: torch.Tensor | slice) -> Job:
         """Some rows."""

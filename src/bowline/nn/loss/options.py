@@ -41,6 +41,11 @@ def check_ends(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
     for name, tensor in (("hidden", hidden), ("weight", weight)):
         if tensor.is_quantized or not tensor.is_floating_point():
             raise UsageError(f"{name} of {tensor.dtype}: expected floating point", help="dequantise it first")
+    if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
+        raise UsageError(
+            f"hidden of {hidden.dtype} and weight of {weight.dtype}: expected one dtype",
+            help="cast one, or use autocast",
+        )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise UsageError(
             f"bias {tuple(bias.shape)} for weight {tuple(weight.shape)}: expected {tuple(weight.shape[:1])}"

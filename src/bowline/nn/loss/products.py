@@ -31,7 +31,7 @@ class Hidden:
 class Products:
     """For each of the three products the name of its library, one of `NAMES`.
 
-    x (n, V), hidden (n, D), weight and its gradient (V, D).
+    x (n, V), hidden (n, D), weight and its gradient (V, D), which may be float32 where the others are not.
     """
 
     logits: str = "mm"
@@ -78,9 +78,9 @@ class Products:
                 out[:, part] = block if bias is None else block.add_(bias[part])
         return out
 
-    def dtype_of_logits(self, weight: torch.Tensor) -> torch.dtype:
+    def dtype_of_logits(self, hidden: torch.Tensor) -> torch.dtype:
         """In which `make_turned_logits` writes."""
-        return torch.float32 if self.logits == "float32" else weight.dtype
+        return torch.float32 if self.logits == "float32" else hidden.dtype
 
     def make_turned_logits(self, hidden: Hidden, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Weight hiddenᵀ, (V, n), into `out`; weight is a block of the matrix."""
@@ -122,11 +122,14 @@ class Products:
 
     def add_block_of_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: Hidden, first: bool) -> None:
         """Of a block of the matrix: gradient (b, D) += x hidden, or = where it is the `first`; x (b, n)."""
-        if self.of_weight == "mm":
+        if self.of_weight == "mm" and gradient.dtype == x.dtype:
             gradient.addmm_(x, hidden.plain, beta=0 if first else 1)
             return
-        block = _onednn(x, hidden.turned, None) if self.of_weight == "onednn" else x.float() @ hidden.wide
-        gradient.copy_(block if first else block.add_(gradient))
+        if self.of_weight == "onednn":
+            block = _onednn(x, hidden.turned, None)
+        else:
+            block = x @ hidden.plain if self.of_weight == "mm" else x.float() @ hidden.wide
+        gradient.copy_(block) if first else gradient.add_(block)
 
 
 def _blocks(weight: torch.Tensor, rows: int) -> list[slice]:

@@ -18,7 +18,7 @@ from bowline.nn.loss.chunks import chunk_rows
 from bowline.nn.loss.fastest import products_for
 from bowline.nn.loss.job import Job, Sweep
 from bowline.nn.loss.rule import Chunk
-from bowline.nn.loss.turned import fits_turned, keeps_powers, sweep_turned
+from bowline.nn.loss.turned import fits_turned, keeps_powers, sweep_turned, tokens_in_place
 from bowline.nn.row_sums import add_rows
 
 __all__ = ["sweep_on_cpu"]
@@ -45,27 +45,30 @@ def sweep_on_cpu(job: Job) -> Sweep:
     def take(part: slice, way: Way, **where: Any) -> None:
         product = torch.zeros(part.stop - part.start, width, dtype=job.wide) if wanted.hidden else None
         into = {"of_hidden": product, "of_weight": of_weight, "of_bias": of_bias}
-        chunk = way(job.of(part), by, **into, **where, first=part.start == 0)
+        chunk = way(given.of(part), by, **into, **where, first=part.start == 0)
         losses[part], lse[part] = chunk.losses, chunk.lse
         if chunk.of_label is not None:
             own[part] = chunk.of_label
         if of_hidden is not None and product is not None:  # with the column of each row's label
-            of_hidden[part] = product.add_(weight[ids[part]].to(job.wide) * own[part, None])
+            of_hidden[part] = product.add_(weight[ids[part]].to(hidden.dtype) * own[part, None])
 
+    given = job if fits_turned(job.options) else job.cast()
     if not fits_turned(job.options):
-        room = by.room(min(step, count), weight)
+        room = by.room(min(step, count), given.weight)
         for part in _parts(0, count, step):
             take(part, sweep_rows, room=room)
     else:
-        in_place = min(count, width) if of_weight is not None and min(count, width) >= step else 0
+        in_place = 0 if of_weight is None else min(count, tokens_in_place(job))
+        if in_place < step:
+            in_place = 0
         step = _step(job, count - in_place)
         room = None
         if not keeps_powers(job, by):
             step = MOST_ROWS
         elif count > in_place:
-            room = on_huge_pages(weight.new_empty(size * step))
-        for part in _parts(0, in_place, width):
-            take(part, sweep_turned, in_place=True, room=room)
+            room = on_huge_pages(hidden.new_empty(size * step))
+        if in_place:
+            take(slice(0, in_place), sweep_turned, in_place=True, room=room)
         for part in _parts(in_place, count, step):
             take(part, sweep_turned, in_place=False, room=room)
     del room  # what follows has copies of hidden
@@ -83,4 +86,4 @@ def _parts(first: int, last: int, step: int) -> list[slice]:
 def _step(job: Job, count: int) -> int:
     """Rows of a chunk."""
     weight = job.weight
-    return chunk_rows(count, len(weight), weight.dtype, weight.device, job.allowed.scratch(weight))
+    return chunk_rows(count, len(weight), job.hidden.dtype, weight.device, job.allowed.scratch(weight))

@@ -22,15 +22,16 @@ __all__ = ["sweep_on_gpu"]
 
 def sweep_on_gpu(job: Job) -> Sweep:
     """The losses, the lse, and the wanted gradients; nothing is waited for."""
-    hidden, weight, bias, options, wanted = job.hidden, job.weight, job.bias, job.options, job.wanted
-    count, size, by = len(hidden), len(weight), GpuProducts()
-    if not count:
+    if not len(job.hidden):
         return _nothing(job)
+    cast = job.cast()
+    hidden, weight, bias, options, wanted = job.hidden, cast.weight, cast.bias, job.options, job.wanted
+    count, size, by = len(hidden), len(weight), GpuProducts()
     sums = job.beside() if wanted.weight else 0
     step = chunk_rows(count, size, weight.dtype, weight.device, job.allowed.scratch(weight), sums)
     ids = job.ids()
     of_hidden = hidden.new_empty(hidden.shape) if wanted.hidden else None  # contiguous, as kernels write
-    of_weight = by.sums(weight, -(-count // step)) if wanted.weight else None
+    of_weight = by.sums(job.weight, -(-count // step)) if wanted.weight else None
     of_bias = torch.zeros(size, dtype=job.wide, device=hidden.device) if wanted.bias else None
     room = by.room(min(step, count), weight)
     chunks = []
@@ -58,9 +59,9 @@ def sweep_on_gpu(job: Job) -> Sweep:
     all_rows = _joined(chunks)
     if of_weight is not None:
         add_rows(of_weight, ids, hidden, all_rows.of_label, kernels=job.kernels)
-        of_weight = of_weight.to(weight.dtype)
+        of_weight = of_weight.to(job.weight.dtype)
     if of_bias is not None and all_rows.of_label is not None:
-        of_bias = of_bias.index_add_(0, ids, all_rows.of_label).to(weight.dtype)
+        of_bias = of_bias.index_add_(0, ids, all_rows.of_label).to(job.weight.dtype)
     return Sweep(losses=all_rows.losses, lse=all_rows.lse, of_hidden=of_hidden, of_weight=of_weight, of_bias=of_bias)
 
 

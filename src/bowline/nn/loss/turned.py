@@ -28,7 +28,7 @@ from bowline.nn.loss.products import Hidden, Products
 from bowline.nn.loss.rule import Chunk, Rule
 from bowline.nn.loss.softmax import banned_tokens, masked_chunk
 
-__all__ = ["fits_turned", "keeps_powers", "sweep_turned"]
+__all__ = ["fits_turned", "keeps_powers", "sweep_turned", "tokens_in_place"]
 
 BLOCK = 2**24
 """Bytes of a block: three products are made of each, which like more rows than what is between them."""
@@ -46,6 +46,11 @@ def fits_turned(options: Options) -> bool:
     return not (options.softcap is not None and options.label_smoothing)
 
 
+def tokens_in_place(job: Job) -> int:
+    """How many tokens' powers the buffer of the matrix's gradient has room for."""
+    return job.weight.shape[1] * job.weight.itemsize // job.hidden.itemsize
+
+
 def keeps_powers(job: Job, by: Products) -> bool:
     """Whether powers are needed again after the first pass."""
     return job.wanted.weight or job.wanted.bias or (job.wanted.hidden and _multiplied(job, by))
@@ -56,7 +61,7 @@ def _multiplied(job: Job, by: Products) -> bool:
 
     Smoothing takes something off the product; and in float16 hidden times factor would be 0.
     """
-    return bool(job.options.label_smoothing) or (job.weight.dtype == torch.float16 and not by.widens)
+    return bool(job.options.label_smoothing) or (job.hidden.dtype == torch.float16 and not by.widens)
 
 
 @torch.no_grad()
@@ -73,14 +78,14 @@ def sweep_turned(
 ) -> Chunk:
     """The losses of hidden (n, D), and the products with the gradient of their logits.
 
-    `in_place`: the powers lie in the buffer of `of_weight`, n <= D, and `room`, where there is any, is for blocks;
-    else it is for V n powers, or `None` where they are not kept. It is flat, of the matrix's dtype. Where it is the
-    `first` chunk, `of_weight` (V, D), whatever is in it, is made, else added to; `of_hidden` (n, D), of zeros, and
+    `in_place`: the powers lie in the buffer of `of_weight`, n <= `tokens_in_place`, and `room`, where there is any, is
+    for blocks; else it is for V n powers, or `None` where they are not kept. It is flat, of hidden's dtype. Where it is
+    the `first` chunk, `of_weight` (V, D), whatever is in it, is made, else added to; `of_hidden` (n, D), of zeros, and
     `of_bias` (V,), in float32 or wider, are added to.
     """
     count = len(job.hidden)
     if in_place and of_weight is not None:
-        sweep = _Turned(job, by, of_weight[:, :count], room, of_hidden)
+        sweep = _Turned(job, by, of_weight.view(job.hidden.dtype)[:, :count], room, of_hidden)
     else:
         kept = None if room is None else room[: len(job.weight) * count].view(-1, count)
         sweep = _Turned(job, by, kept, None, of_hidden)
@@ -106,11 +111,13 @@ class _Turned:
         self.multiplied = _multiplied(job, by)
         self.hidden = by.ready(job.hidden)
         self.kept = kept
+        self.cast_at: int | None = -1 if job.weight.dtype != job.hidden.dtype else None
         self.parts = self._parts(size, count, width)
         banned = banned_tokens(job.options.mask_ids, size, job.weight.device) if job.options.mask_ids else None
         self.banned = None if banned is None else banned[:, None]
         rows = self.parts[0].stop
-        self.block = _carved(room, rows, count, by.dtype_of_logits(job.weight))
+        self.block = _carved(room, rows, count, by.dtype_of_logits(job.hidden))
+        self.cast = job.weight.new_empty(0 if self.cast_at is None else rows, width, dtype=job.hidden.dtype)
         self.piece = torch.empty(max(1, min(rows, CACHED // max(1, count))), count, dtype=job.wide)
         self.ids = job.ids()
         counted = job.labels != job.options.ignore_index
@@ -120,9 +127,9 @@ class _Turned:
         """Each label's product, rounded as it is in its lse, or a loss could be below 0."""
 
     def _parts(self, size: int, count: int, width: int) -> list[slice]:
-        """Smaller ones where beside that of logits there are others: of what oneDNN makes, or of what is widened."""
-        numbers = BLOCK // self.by.dtype_of_logits(self.job.weight).itemsize
-        if not self.by.plain or self.multiplied:
+        """Smaller ones where beside that of logits there are others: of what oneDNN makes, or of what is cast."""
+        numbers = BLOCK // self.by.dtype_of_logits(self.job.hidden).itemsize
+        if not self.by.plain or self.multiplied or self.cast_at is not None:
             numbers //= 2
         step = max(LEAST_ROWS, numbers // max(1, count, width))
         return [slice(first, min(first + step, size)) for first in range(0, size, step)]
@@ -139,7 +146,7 @@ class _Turned:
     def first_pass(self) -> Chunk:
         """The losses; the powers times the slope of the softcap are kept, less that of each token's own label."""
         job, rule, count = self.job, self.rule, len(self.ids)
-        limit = MOST.get(job.weight.dtype, MOST_OF_OTHERS)
+        limit = MOST.get(job.hidden.dtype, MOST_OF_OTHERS)
         total, added = torch.zeros(2, count, dtype=job.wide)
         self.base = torch.full((count,), -torch.inf, dtype=job.wide)
         """log2(e) times the highest logit of the first that are not masked; times others' where that is too low."""
@@ -165,6 +172,16 @@ class _Turned:
         self.factor = total.reciprocal() * rule.of_p(lse, self.of_each, job.of_lse) * rule.scale
         return chunk if self.banned is None else masked_chunk(chunk, self.banned[self.ids, 0], self.counted)
 
+    def _matrix(self, at: int) -> torch.Tensor:
+        """A part of it, (b, D), in the dtype of the products."""
+        weight = self.job.weight[self.parts[at]]
+        if self.cast_at is None:
+            return weight
+        if self.cast_at != at:
+            self.cast_at = at
+            self.cast[: len(weight)].copy_(weight)
+        return self.cast[: len(weight)]
+
     def _made(self, at: int) -> torch.Tensor:
         """Where the products of a part are made, and made powers."""
         part = self.parts[at]
@@ -175,7 +192,7 @@ class _Turned:
     def _exponents(self, at: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
         """Piece by piece of a part: where it is, y / `steepness` in float32 or wider, and which tokens are masked."""
         part, made, own, rule = self.parts[at], self._made(at), self.own[at], self.rule
-        self.by.make_turned_logits(self.hidden, self.job.weight[part], made)
+        self.by.make_turned_logits(self.hidden, self._matrix(at), made)
         self.label[own] = made[self.ids[own] - part.start, own].to(self.label.dtype)
         for first in range(part.start, part.stop, len(self.piece)):
             rows = slice(first, min(first + len(self.piece), part.stop))
@@ -231,12 +248,12 @@ class _Turned:
         if self.kept is not None and self.kept.dtype != made.dtype:
             self.kept[part] = made
         if not self.multiplied:
-            self._add_of_hidden(made, part)
+            self._add_of_hidden(made, at)
 
-    def _add_of_hidden(self, x: torch.Tensor, part: slice) -> None:
+    def _add_of_hidden(self, x: torch.Tensor, at: int) -> None:
         if self.of_hidden is not None:
-            weight = self.job.weight[part]
-            self.by.add_of_hidden(self.of_hidden, self.by.rounded(x, weight.dtype).t(), weight)
+            x = self.by.rounded(x, self.job.hidden.dtype)
+            self.by.add_of_hidden(self.of_hidden, x.t(), self._matrix(at))
 
     # --- the second pass ----------------------------------------------------------------------------------------------
 
@@ -253,18 +270,18 @@ class _Turned:
             x = self.kept[part]
             if self.multiplied:
                 x = self._gradient(x, at)
-                self._add_of_hidden(x, part)
+                self._add_of_hidden(x, at)
             elif in_place:
                 x = self.block[: len(x)].copy_(x)
             if of_bias is not None:
                 of_bias[part] += x.sum(1) if self.multiplied else torch.mv(x.to(self.factor.dtype), self.factor)
             if of_weight is not None:
-                x = self.by.rounded(x, of_weight.dtype)
+                x = self.by.rounded(x, self.job.hidden.dtype)
                 self.by.add_block_of_weight(of_weight[part], x, hidden, first)
 
     def _hidden_times_factor(self) -> Hidden:
         found = self.job.hidden.to(self.job.wide) * self.factor[:, None]
-        return self.by.ready(found if self.by.of_weight == "float32" else found.to(self.job.weight.dtype))
+        return self.by.ready(found if self.by.of_weight == "float32" else found.to(self.job.hidden.dtype))
 
     def _gradient(self, powers: torch.Tensor, at: int) -> torch.Tensor:
         """Of a part's products: powers times factors, less what smoothing takes off."""

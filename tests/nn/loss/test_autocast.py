@@ -1,0 +1,138 @@
+"""A float32 matrix under autocast: products in half precision, the gradient the parameter's own, in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
+
+from bowline.nn.loss import chunks, cross_entropy, fastest, gpu_products, linear_cross_entropy, sweep
+from bowline.nn.loss.job import Job
+from bowline.nn.loss.options import Reduction
+from bowline.nn.loss.sweep_gpu import sweep_on_gpu
+from bowline.nn.tied_embedding import tied_embedding
+from tests.nn.loss.cases import OPTIONS
+from tests.nn.loss.test_half import ROWS, WIDTH, Loss, computed, errors, head
+from tests.nn.tied_embedding.ends import dense_gradients
+
+HALF = [torch.bfloat16, torch.float16]
+
+
+def has_products(monkeypatch: pytest.MonkeyPatch, of_half: bool) -> None:
+    """Whether the processor says that it multiplies half precision."""
+    for module in (cross_entropy, fastest):
+        monkeypatch.setattr(module, "emulated", lambda _: not of_half)
+
+
+def autocast(dtype: torch.dtype, labels: torch.Tensor, backend: str, **options: Any) -> Loss:
+    def loss(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype):
+            found: torch.Tensor = linear_cross_entropy(hidden, weight, labels, backend=backend, **options)
+        return found
+
+    return loss
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("options", [*OPTIONS, {"reduction": "sum"}])
+@pytest.mark.parametrize("where", ["cpu", "gpu"])
+@pytest.mark.parametrize("rows", [16, 128, 1024])
+def test_with_every_option_it_is_no_further_from_float64_than_the_reference(
+    dtype: torch.dtype, options: dict[str, Any], where: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_products(monkeypatch, of_half=True)
+    monkeypatch.setattr(chunks, "ROOFLINE", {"cpu": (rows, rows), "cuda": (rows, rows)})
+    if where == "gpu":
+        monkeypatch.setattr(gpu_products, "_widens", lambda _: False)  # a CPU does not
+        monkeypatch.setattr(sweep, "sweep_on_cpu", sweep_on_gpu)
+    hidden, weight, labels = head(0.3, torch.float32)
+    exact = computed(
+        lambda x, w: linear_cross_entropy(x, w, labels, backend="reference", **options),
+        hidden.to(dtype).double(),
+        weight.to(dtype).double(),
+    )
+    theirs, found = (
+        errors(autocast(dtype, labels, backend, **options), hidden, weight, exact)
+        for backend in ("reference", "chunked")
+    )
+    assert all(ours <= 1.02 * their + 1e-5 for ours, their in zip(found, theirs, strict=True)), (found, theirs)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_each_positions_loss_and_lse_have_gradients_too(reduction: Reduction, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_products(monkeypatch, of_half=True)
+    hidden, weight, labels = head(0.3, torch.float32)
+    bias = torch.randn(len(weight))
+
+    def by(backend: str) -> Loss:
+        def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=x.dtype == torch.float32):
+                losses, lse = linear_cross_entropy(
+                    x, w, labels, bias=bias.to(x.dtype), reduction=reduction, return_lse=True, backend=backend
+                )
+            total: torch.Tensor = (losses * 3 + lse).sum()
+            return total
+
+        return loss
+
+    exact = computed(by("reference"), hidden.double(), weight.double())
+    theirs, found = (errors(by(backend), hidden, weight, exact) for backend in ("reference", "chunked"))
+    assert all(ours <= 1.02 * their + 1e-5 for ours, their in zip(found, theirs, strict=True)), (found, theirs)
+
+
+@pytest.mark.parametrize("of_half", [True, False])
+def test_dtypes_are_those_of_what_the_gradients_are_of(of_half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_products(monkeypatch, of_half)
+    hidden, weight, labels = head(0.2, torch.float32)
+    bias = torch.zeros(len(weight), requires_grad=True)
+    for given in (hidden, hidden.bfloat16()):
+        leaves = [given.requires_grad_(), weight.requires_grad_(), bias]
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = linear_cross_entropy(leaves[0], weight, labels, bias=bias, backend="chunked")
+        assert loss.dtype == torch.float32
+        found = torch.autograd.grad(loss, leaves)
+        assert [one.dtype for one in found] == [given.dtype, torch.float32, torch.float32]
+
+
+def test_a_matrix_is_not_cast_where_the_processor_has_no_such_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Casts would be all that comes of it."""
+    has_products(monkeypatch, of_half=False)
+    hidden, weight, labels = head(0.2, torch.float32)
+    exact = computed(lambda x, w: F.cross_entropy(x @ w.T, labels), hidden.double(), weight.double())
+    assert max(errors(autocast(torch.bfloat16, labels, "chunked"), hidden, weight, exact)) < 2e-6
+    assert max(errors(autocast(torch.bfloat16, labels, "reference"), hidden, weight, exact)) > 1e-3
+
+
+@pytest.mark.parametrize("of_half", [True, False])
+def test_the_lookup_adds_into_the_heads_gradient(of_half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_products(monkeypatch, of_half)
+    _, weight, labels = head(0.2, torch.float32)
+    labels = labels.clamp(min=0)
+    weight.requires_grad_()
+    with dense_gradients(0), torch.autocast("cpu", torch.bfloat16):
+        rows = tied_embedding(labels, weight)
+        linear_cross_entropy(rows.bfloat16(), weight, labels, backend="chunked").backward()
+    assert weight.grad is not None
+    exact = weight.detach().double().requires_grad_()
+    (gradient,) = torch.autograd.grad(F.cross_entropy(exact[labels] @ exact.T, labels), [exact])
+    assert (weight.grad - gradient).norm() <= 0.01 * gradient.norm()
+
+
+def test_a_float32_gradient_has_room_for_the_powers_of_twice_as_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in half precision: two lie where one number will."""
+    has_products(monkeypatch, of_half=True)
+    found: list[int] = []
+    of_part = Job.of
+
+    def counted(job: Job, rows: Any) -> Job:
+        if isinstance(rows, slice):
+            found.append(rows.stop - rows.start)
+        return of_part(job, rows)
+
+    monkeypatch.setattr(Job, "of", counted)
+    monkeypatch.setattr(chunks, "ROOFLINE", {"cpu": (50, 50), "cuda": (50, 50)})
+    hidden, weight, labels = head(0.2, torch.float32)
+    loss = autocast(torch.bfloat16, labels.clamp(min=0), "chunked")(hidden, weight.requires_grad_())
+    assert loss.isfinite() and found[0] == 2 * WIDTH and sum(found) == ROWS
