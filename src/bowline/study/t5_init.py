@@ -144,8 +144,9 @@ def _conclusion(numbers: Numbers) -> str:
     both = next(row for row in rows if _name(row) == BOTH_ONE)
     far = [row for row in rows if row["measured"] > EXPLODES * uniform]
     turning = {row["recipe"] for row in far} & {row["recipe"] for row in rows if row not in far}
+    names = [f"{'tied' if row['tied'] else 'untied'} {row['recipe']}" for row in far]
     beyond = (
-        f"beyond {EXPLODES:g} ln V start {joined([_name(row) for row in far])}"
+        f"beyond {EXPLODES:g} ln V start {joined(names)}"
         if far
         else (f"no draw starts beyond {EXPLODES:g} ln V")
     )

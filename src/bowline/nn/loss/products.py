@@ -129,7 +129,12 @@ class Products:
             block = _onednn(x, hidden.turned, None)
         else:
             block = x @ hidden.plain if self.of_weight == "mm" else x.float() @ hidden.wide
-        gradient.copy_(block) if first else gradient.add_(block)
+        if first:
+            gradient.copy_(block)
+            return
+        rows = block_rows(gradient.shape[1])  # of another dtype they are widened on the way
+        for some, more in zip(gradient.split(rows), block.split(rows), strict=True):
+            some += more
 
 
 def _blocks(weight: torch.Tensor, rows: int) -> list[slice]:
