@@ -145,6 +145,45 @@ def test_under_autocast_the_product_is_in_half_precision_as_it_was() -> None:
         assert (found[key] - gradient).norm() <= 2e-2 * gradient.norm() + 1e-4, key
 
 
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "Gemma2ForCausalLM"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_loss_inside_or_outside_of_autocast_is_that_of_the_logits_the_model_would_have_had(
+    name: str, inside: bool
+) -> None:
+    """They were made under it; what comes after has the dtype that torch gives it."""
+    model = built(name).float()
+
+    def loss_of() -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = model(input_ids=IDS).logits
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+            return F.cross_entropy(logits.view(-1, V), IDS.view(-1))
+
+    plain = loss_of()
+    with use_tied_loss(model):
+        found = loss_of()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = model(input_ids=IDS).logits
+        assert logits.float().requires_grad  # computed here, outside, as it would have been there
+    assert found.dtype == plain.dtype
+    torch.testing.assert_close(found, plain, rtol=1e-2, atol=0.0)
+
+
+def test_hidden_states_in_half_precision_have_a_loss_after_autocast_has_ended() -> None:
+    """A product of the two dtypes would be an error there."""
+    table = nn.Embedding(V, 16)
+    body, head = nn.Linear(16, 16), nn.Linear(16, V, bias=False)
+    head.weight = table.weight
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = body(table(IDS))
+    assert hidden.dtype == torch.bfloat16
+    product = Product(hidden, head.weight, None, torch.bfloat16, torch.bfloat16)
+    deferred: Any = DeferredLogits(product)
+    loss = F.cross_entropy(deferred.view(-1, V), IDS.view(-1))
+    expected = F.cross_entropy(product.logits().view(-1, V), IDS.view(-1))
+    torch.testing.assert_close(loss, expected, rtol=1e-2, atol=0.0)
+
+
 def test_a_compiled_model_computes_its_logits_as_it_did() -> None:
     model = built("LlamaForCausalLM").float()
     plain, _ = step(model)

@@ -8,6 +8,7 @@ logits all at once; anything else makes them, and goes on as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,13 +24,15 @@ __all__ = ["DeferredLogits", "Product"]
 class Product:
     """outer tanh(scale (hidden weightᵀ + bias)), or without tanh where `outer` is `None`, in `dtype`.
 
-    hidden (..., D), weight (V, D), bias (V,) or `None`.
+    hidden (..., D), weight (V, D), bias (V,) or `None`. `cast`: what autocast multiplied in where the head stood, if it
+    was on there; whether it is on where the product is made does not matter.
     """
 
     hidden: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
     dtype: torch.dtype
+    cast: torch.dtype | None = None
     backend: str = "auto"
     scale: float = 1.0
     outer: float | None = None
@@ -39,9 +42,16 @@ class Product:
         """Of the logits."""
         return (*self.hidden.shape[:-1], self.weight.shape[0])
 
+    def _as_there(self) -> AbstractContextManager[object]:
+        kind = self.hidden.device.type
+        if self.cast is None and not torch.is_autocast_enabled(kind):
+            return nullcontext()
+        return torch.autocast(kind, self.cast, enabled=self.cast is not None)
+
     def logits(self) -> torch.Tensor:
         """All of them, (..., V)."""
-        found = F.linear(self.hidden, self.weight, self.bias)
+        with self._as_there():
+            found = F.linear(self.hidden, self.weight, self.bias)
         if self.scale != 1.0:
             found = found * self.scale
         if self.outer is not None:
@@ -51,17 +61,20 @@ class Product:
     def cross_entropy(self, labels: torch.Tensor, **options: Any) -> Any:
         """`torch.nn.functional.cross_entropy` of the logits."""
         scale = self.scale if self.outer is None else self.scale * self.outer
-        loss = linear_cross_entropy(
-            self.hidden,
-            self.weight,
-            labels,
-            bias=self.bias,
-            logit_scale=scale,
-            softcap=self.outer,
-            backend=self.backend,
-            **options,
-        )
-        return loss.to(self.dtype)
+        casts = torch.is_autocast_enabled(self.hidden.device.type)  # it makes a loss of half precision float32
+        dtype = torch.promote_types(self.dtype, torch.float32) if casts else self.dtype
+        with self._as_there():
+            loss = linear_cross_entropy(
+                self.hidden,
+                self.weight,
+                labels,
+                bias=self.bias,
+                logit_scale=scale,
+                softcap=self.outer,
+                backend=self.backend,
+                **options,
+            )
+        return loss.to(dtype)
 
     def times(self, factor: float) -> Product | None:
         """The logits times a number, where that can be noted."""

@@ -105,7 +105,8 @@ def _deferring(head: nn.Linear, backend: str) -> Callable[[torch.Tensor], torch.
             return own(head, hidden)
         kind = hidden.device.type
         narrow = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
-        dtype = torch.get_autocast_dtype(kind) if narrow else torch.result_type(hidden, head.weight)
-        return DeferredLogits(Product(hidden, head.weight, head.bias, dtype, backend))
+        cast = torch.get_autocast_dtype(kind) if narrow else None
+        dtype = cast or torch.result_type(hidden, head.weight)
+        return DeferredLogits(Product(hidden, head.weight, head.bias, dtype, cast, backend))
 
     return deferred

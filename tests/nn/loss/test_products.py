@@ -63,7 +63,7 @@ def test_the_loss_is_the_same_by_every_library(name: str, monkeypatch: pytest.Mo
     [
         (2048, 50257, torch.float32, 256),
         (2048, 50257, torch.bfloat16, 512),
-        (1024, 128256, torch.bfloat16, 205),  # five equal chunks
+        (1024, 128256, torch.bfloat16, 208),  # five chunks, four of them equal
         (128, 128256, torch.bfloat16, 128),
         (8192, 256000, torch.float32, 64),  # the least
         (8192, 1000, torch.float32, 1024),  # the most

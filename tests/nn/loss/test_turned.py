@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from bowline.nn.loss import linear_cross_entropy, resources, sweep_cpu, turned
 from bowline.nn.loss.job import Job
+from bowline.nn.loss.options import Reduction
 from bowline.nn.loss.products import Products
 from tests.nn.loss.cases import OPTIONS, gradients
 
@@ -79,11 +80,11 @@ def test_it_is_the_loss_in_float64(
     assert tokens == taken
 
 
-@pytest.mark.parametrize(("options", "taken"), [({}, [1024, 76]), ({"label_smoothing": 0.1}, [3] * 366 + [2])])
+@pytest.mark.parametrize(("options", "taken"), [({}, [1024, 80]), ({"label_smoothing": 0.1}, [3] * 368)])
 def test_of_a_frozen_matrix_nothing_is_kept_but_what_smoothing_needs(
     options: dict[str, Any], taken: list[int], tokens: list[int]
 ) -> None:
-    """So a chunk has as many tokens as are worth it."""
+    """So a chunk has as many tokens as are worth it; 1100 are filled up to 1104."""
     hidden, weight, _, bias = (one.detach() for one in ends(1100, 9, torch.float64))
     labels, found = torch.randint(0, V, (1100,)), []
     for backend in ("chunked", "reference"):
@@ -92,6 +93,28 @@ def test_of_a_frozen_matrix_nothing_is_kept_but_what_smoothing_needs(
         found.append([loss, *gradients(loss, x)])
     torch.testing.assert_close(*found)
     assert tokens == taken
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_number_of_tokens_that_is_filled_up_is_the_loss_in_float64(
+    options: dict[str, Any], reduction: Reduction
+) -> None:
+    """Rows of zeros, which have no label and are nobody's, add nothing to any gradient."""
+    rows, width, size = 301, 12, 40
+    torch.manual_seed(0)
+    labels = torch.randint(11, size, (rows,))
+    factors, found = torch.rand(rows).double(), []
+    for backend in ("chunked", "reference"):
+        torch.manual_seed(1)
+        leaves = [torch.randn(*shape).double().requires_grad_() for shape in ((rows, width), (size, width), (size,))]
+        hidden, weight, bias = leaves
+        losses = linear_cross_entropy(
+            hidden, weight, labels, bias=bias, reduction=reduction, backend=backend, **options
+        )
+        loss = (losses * factors).sum()
+        found.append([losses.detach(), *torch.autograd.grad(loss, leaves)])
+    torch.testing.assert_close(*found)
 
 
 def test_a_softcap_with_smoothing_takes_the_other_way(tokens: list[int]) -> None:

@@ -17,8 +17,8 @@ For each chunk the three products read the matrix twice, and read and write its 
 about 6 n V D operations for 4 V D numbers moved. Below the first, memory sets the pace and a smaller chunk saves
 nothing; above the second, more rows gain nothing. V / D has no say in it.
 """
-TILE = 128
-"""Rows that a GPU multiplies at once: of a chunk that is no multiple, the last are mostly waste."""
+TILE = {"cpu": 16, "cuda": 128}
+"""Rows that are multiplied at once, by device: of a chunk that is no multiple, the last are mostly waste."""
 BLOCK = 2**19
 """Numbers in a block."""
 BLOCK_ROWS = (256, 8192)
@@ -41,13 +41,15 @@ def chunk_rows(rows: int, size: int, dtype: torch.dtype, device: torch.device, b
         (512, 256)
     """
     least, most = ROOFLINE.get(device.type, ROOFLINE["cuda"])
+    tile = TILE.get(device.type, TILE["cuda"])
     share = LOGITS_SHARE if device.type == "cpu" else 1
     room = int(share * budget) // (padded(size) * dtype.itemsize)
     if sums and rows <= room:
         return max(1, rows)
     fits = int(share * (budget - sums)) // (padded(size) * dtype.itemsize)
     limit = max(least, min(most, fits))
-    tile = TILE if device.type != "cpu" and rows > limit else 1
+    if rows <= limit or (device.type == "cpu" and limit < tile):
+        tile = 1
     limit = max(tile, limit // tile * tile)
     chunks = max(1, -(-rows // limit))
     return max(1, -(-rows // (chunks * tile)) * tile)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
@@ -69,6 +70,17 @@ class Job:
         bias = None if self.bias is None else self.bias.to(dtype)
         return replace(self, weight=self.weight.to(dtype), bias=bias)
 
+    def padded(self, multiple: int) -> Job:
+        """With rows of zeros that have no label, so that their number is a multiple."""
+        more = -len(self.hidden) % multiple
+        return replace(
+            self,
+            hidden=F.pad(self.hidden, (0, 0, 0, more)),
+            labels=F.pad(self.labels, (0, more), value=self.options.ignore_index),
+            of_loss=F.pad(self.of_loss, (0, more)),
+            of_lse=None if self.of_lse is None else F.pad(self.of_lse, (0, more)),
+        )
+
     def of(self, rows: torch.Tensor | slice) -> Job:
         """Some rows."""
         return replace(
@@ -92,6 +104,11 @@ class Sweep:
     of_hidden: torch.Tensor | None = None
     of_weight: torch.Tensor | None = None
     of_bias: torch.Tensor | None = None
+
+    def first(self, count: int) -> Sweep:
+        """Of the first rows alone; the gradients of matrix and bias are those of all."""
+        of_hidden = None if self.of_hidden is None else self.of_hidden[:count]
+        return replace(self, losses=self.losses[:count], lse=self.lse[:count], of_hidden=of_hidden)
 
     def spread(self, rows: torch.Tensor, count: int) -> Sweep:
         """Of `count` rows, 0 for those that were left out."""

@@ -27,11 +27,19 @@ Way = Callable[..., Chunk]
 MOST_ROWS = 1024
 """Of a chunk of whose logits there is never more than a block, for want of a gradient that needs them twice."""
 
+FEW, ALIGNED = 256, 8
+"""Of more tokens than the first, a number that is no multiple of the second makes products slow.
+
+On AMD Zen 4 the three of 427 tokens take 1.13 of the time of 448 in bf16, for each, and 1.17 in float32.
+"""
+
 
 def sweep_on_cpu(job: Job) -> Sweep:
     """The losses, the lse, and the wanted gradients."""
     hidden, weight, bias, wanted = job.hidden, job.weight, job.bias, job.wanted
     count, (size, width) = len(hidden), weight.shape
+    if count > FEW and count % ALIGNED:
+        return sweep_on_cpu(job.padded(ALIGNED)).first(count)
     losses, lse, own = torch.zeros(3, count, dtype=job.wide)
     ids = job.ids()
     of_hidden = torch.empty_like(hidden) if wanted.hidden else None
