@@ -68,7 +68,7 @@ def test_a_gradient_that_is_no_sum_is_said_to_be_none() -> None:
 def test_a_first_loss_far_above_ln_v_is_named() -> None:
     text = said("t5-init")
     assert "a first loss of 40.0, where ln V is 10.0" in text
-    assert "beyond 1.5 ln V start transformers-t5, untied" in text
+    assert "beyond 1.5 ln V start untied transformers-t5" in text
     assert "the same recipe starts well or badly by the tie" in text
     assert "still behind the best, tied, table 1, logits scaled, by 3.00 nats" in text
 
