@@ -164,7 +164,9 @@ def test_a_loss_inside_or_outside_of_autocast_is_that_of_the_logits_the_model_wo
         found = loss_of()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(input_ids=IDS).logits
-        assert logits.float().requires_grad  # computed here, outside, as it would have been there
+        made = logits.float()  # outside, as they would have been inside
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(made, model(input_ids=IDS).logits.float())
     assert found.dtype == plain.dtype
     torch.testing.assert_close(found, plain, rtol=1e-2, atol=0.0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,29 +10,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from bowline.nn.loss import chunks, linear_cross_entropy
 from tests.nn.loss.cases import OPTIONS
-
-ROWS, WIDTH, SIZE = 512, 32, 1000
-Loss = Callable[..., torch.Tensor]
-
-
-def head(scale: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """hidden (N, D) and weight (V, D), values of `dtype`, and labels (N,), some often and some never, some ignored."""
-    torch.manual_seed(0)
-    labels = (torch.rand(ROWS) ** 3 * (SIZE - 11)).long() + 11
-    labels[::7] = -100
-    return torch.randn(ROWS, WIDTH).to(dtype), (torch.randn(SIZE, WIDTH) * scale).to(dtype), labels
-
-
-def errors(loss_of: Loss, hidden: torch.Tensor, weight: torch.Tensor, exact: list[torch.Tensor]) -> list[float]:
-    """Of loss, dHidden and dWeight: the norm of the difference to float64, as a share."""
-    found = computed(loss_of, hidden, weight)
-    return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
-
-
-def computed(loss_of: Loss, hidden: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
-    leaves = [one.detach().clone().requires_grad_() for one in (hidden, weight)]
-    loss = loss_of(*leaves)
-    return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+from tests.nn.loss.float64 import ROWS, SIZE, Loss, computed, errors, head
 
 
 @pytest.mark.parametrize("rows", [512, 128, 64])

@@ -95,11 +95,9 @@ def linear_cross_entropy(
     ends = hidden, weight, bias
     dtype = _autocast_dtype(hidden, weight, name)
     if dtype is not None:
-        kept = name == "chunked" and weight.dtype == torch.float32  # it casts what it multiplies
-        ends = (
-            hidden.to(dtype),
-            *((weight, bias) if kept else (weight.to(dtype), None if bias is None else bias.to(dtype))),
-        )
+        ends = hidden.to(dtype), weight, bias
+        if name != "chunked" or weight.dtype != torch.float32:  # which casts what it multiplies
+            ends = ends[0], weight.to(dtype), None if bias is None else bias.to(dtype)
     with nullcontext() if dtype is None else torch.autocast(weight.device.type, enabled=False):
         if name in PEERS:
             also = {"class_weight": class_weight is not None, "return_lse": return_lse, "return_logits": return_logits}
