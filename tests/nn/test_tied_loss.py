@@ -164,7 +164,7 @@ def test_a_loss_inside_or_outside_of_autocast_is_that_of_the_logits_the_model_wo
         found = loss_of()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(input_ids=IDS).logits
-        made = logits.float()  # outside, as they would have been inside
+        made = logits.float().clone()  # here, outside, and as they would have been inside
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(made, model(input_ids=IDS).logits.float())
     assert found.dtype == plain.dtype
