@@ -36,7 +36,7 @@ from bowline.nn.tied_embedding import tied_embedding
 
 __all__ = ["CASES", "Case", "run"]
 
-ROUNDS = 5
+ROUNDS = 7
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 UNPACKED = Path(__file__).parents[1] / ".peers"
 PACKAGES = ["bowline", "torch", "triton", "cut-cross-entropy", "liger-kernel", "quack-kernels"]
@@ -242,15 +242,26 @@ def steps(case: Case, dtype: torch.dtype, names: list[str] | None = None) -> dic
 # --- time and memory --------------------------------------------------------------------------------------------------
 
 
-def seconds(case: Case, dtype: torch.dtype, rounds: int = ROUNDS) -> dict[str, float]:
-    """Each variant's median; they take turns, and the order turns too.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """Medians: seconds of a step, and its ratio to the floor that was taken right before it."""
 
-    In its turn each takes two steps, the second is timed: the memory that it takes is what it gave back, as in a loop.
+    seconds: float
+    of_floor: float
+
+
+def took(case: Case, dtype: torch.dtype, rounds: int = ROUNDS) -> dict[str, Took]:
+    """Each variant's medians; they take turns, and the order turns too.
+
+    In its turn each takes the floor and then two steps, of which the second is timed: the memory that it takes is what
+    it gave back, as in a loop. A shared machine's pace changes from minute to minute, and its floor with it.
 
     Raises:
         RuntimeError: one of ours does not compute the same loss, so a comparison would say nothing (a peer's is shown).
     """
     calls = steps(case, dtype)
+    lowest = calls.pop(FLOORS[0])
+    lowest()
     near = 1e-5 if dtype == torch.float32 else 0.02
     expected = calls["eager"]()
     for name, call in list(calls.items()):  # this also warms up
@@ -269,20 +280,30 @@ def seconds(case: Case, dtype: torch.dtype, rounds: int = ROUNDS) -> dict[str, f
                 raise RuntimeError(said)
             print(said, file=sys.stderr)
     times: dict[str, list[float]] = {name: [] for name in calls}
+    floors: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     for at in range(rounds):
         for name in order:
             if at and name in SLOW:
                 continue
+            floors[name].append(_seconds(lowest))
             if name not in SLOW:
                 calls[name]()
-            _wait()
-            started = time.perf_counter()
-            calls[name]()
-            _wait()
-            times[name].append(time.perf_counter() - started)
+            times[name].append(_seconds(calls[name]))
         order = [*order[1:], order[0]]
-    return {name: median(many) for name, many in times.items()}
+    found = {FLOORS[0]: Took(seconds=median([one for many in floors.values() for one in many]), of_floor=1.0)}
+    for name, many in times.items():
+        ratios = [one / floor for one, floor in zip(many, floors[name], strict=True)]
+        found[name] = Took(seconds=median(many), of_floor=median(ratios))
+    return found
+
+
+def _seconds(call: Step) -> float:
+    _wait()
+    started = time.perf_counter()
+    call()
+    _wait()
+    return time.perf_counter() - started
 
 
 def _wait() -> None:
@@ -336,9 +357,9 @@ def _machine() -> str:
 def table(name: str, dtype: str, rounds: int = ROUNDS, memory: bool = True) -> str:
     """Markdown of one case: times, ratios to the floor and to the best peer, and peaks."""
     case = CASES[name]
-    took = seconds(case, DTYPES[dtype], rounds)
+    found = took(case, DTYPES[dtype], rounds)
     gc.collect()
-    lowest, peer = took[FLOORS[0]], min(took[other] for other in PEERS if other in took)
+    peer = min(found[other].of_floor for other in PEERS if other in found)
     lines = [
         f"## {case.name}, {dtype}: V {case.size}, D {case.width}, N {case.rows}",
         "",
@@ -346,9 +367,10 @@ def table(name: str, dtype: str, rounds: int = ROUNDS, memory: bool = True) -> s
         "|---|---|---|---|---|",
     ]
     digits = 1 if DEVICE == "cuda" else 0
-    for variant, one in took.items():
+    for variant, one in found.items():
         peak = f"{peak_megabytes(name, dtype, variant):.0f}" if memory and variant not in FLOORS else ""
-        lines.append(f"| {variant} | {one * 1e3:.{digits}f} | {one / lowest:.2f} | {one / peer:.2f} | {peak} |")
+        ratios = f"{one.of_floor:.2f} | {one.of_floor / peer:.2f}"
+        lines.append(f"| {variant} | {one.seconds * 1e3:.{digits}f} | {ratios} | {peak} |")
     gradient = case.size * case.width * DTYPES[dtype].itemsize / 2**20
     return "\n".join([*lines, "", f"The gradient of the matrix is {gradient:.0f} MiB."])
 
@@ -358,8 +380,8 @@ def run() -> str:
     return "\n\n".join(
         [
             "# The tied loss: both ends of the vocabulary in a training step",
-            f"Median of {ROUNDS} interleaved rounds, of two steps each of which the second is timed, "
-            f"{torch.get_num_threads()} threads. The floor is {FLOORS[0]}. "
+            f"Medians of {ROUNDS} interleaved rounds: each variant in its turn after the floor, of which its ratio is; "
+            f"of two steps the second is timed. {torch.get_num_threads()} threads. The floor is {FLOORS[0]}. "
             f"Memory: peak of a step above the resident matrix{', in a process of its own' * (DEVICE == 'cpu')}.",
             _machine(),
             *(table(name, dtype) for name in LARGE for dtype in DTYPES),
