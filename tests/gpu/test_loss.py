@@ -11,7 +11,9 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.nn.kernels import kernels_run_on
-from bowline.nn.loss import chunks, linear_cross_entropy, resources
+from bowline.nn.loss import chunks, linear_cross_entropy, resources, sweep
+from bowline.nn.loss.by_vocabulary import sweep_by_vocabulary
+from bowline.nn.loss.job import Job, Sweep
 from bowline.nn.tied_embedding import tied_embedding
 from tests.nn.loss.cases import OPTIONS
 
@@ -21,7 +23,7 @@ NEAR = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.fl
 
 @pytest.fixture(params=[True, False], ids=["triton", "plain"])
 def compiler(request: pytest.FixtureRequest) -> Iterator[bool]:
-    with resources(compiler=None if request.param else False):
+    with resources(compiler=request.param):
         yield request.param
 
 
@@ -180,16 +182,46 @@ def test_beyond_the_gradient_there_is_the_budget(
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_with_a_small_budget_logits_are_made_twice_and_no_sum_is_rounded(
-    dtype: torch.dtype, options: dict[str, Any]
+def test_with_a_small_budget_there_are_blocks_of_the_vocabulary_and_no_sum_is_rounded(
+    dtype: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for sizes in [(3000, 8193, 256), (4000, 5003, 130)]:
+    """Kept are the logits of few tokens; of few inside of the gradient and beside it; of all, inside."""
+    swept = []
+
+    def counted(job: Job) -> Sweep:
+        swept.append(job)
+        return sweep_by_vocabulary(job)
+
+    monkeypatch.setattr(sweep, "sweep_by_vocabulary", counted)
+    places = {(4000, 5003, 130): 2, (3000, 8193, 256): 3, (2400, 8193, 1024): 20, (900, 8193, 1024): 9}
+    for sizes, megabytes in places.items():
         ids, weight, bias, labels = ends(*sizes, dtype)
+        swept.clear()
         exact = tied_step("reference", ids, weight.double(), bias.double(), labels, options)
-        with resources(budget=3 * 2**20):
+        with resources(budget=megabytes * 2**20):
             found = tied_step("chunked", ids, weight, bias, labels, options)
+        assert len(swept) == 1, sizes
         for one, other in zip(found, exact, strict=True):
             assert share(one, other) <= NEAR[dtype], sizes
+
+
+def test_blocks_of_the_vocabulary_wait_for_nothing() -> None:
+    ids, weight, bias, labels = ends(900, 8193, 1024, torch.bfloat16)
+    weight.requires_grad_()
+
+    def step() -> None:
+        hidden = torch.tanh(tied_embedding(ids, weight))
+        with resources(budget=9 * 2**20):
+            linear_cross_entropy(hidden, weight, labels, bias=bias, mask_ids=[3], backend="chunked").backward()
+
+    step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -239,6 +239,21 @@ def test_a_model_without_a_linear_head_is_refused(model: nn.Module, told: str) -
         use_tied_loss("gpt2")  # type: ignore[arg-type]
 
 
+class Scaled(nn.Linear):
+    """As Idefics' head, of which `weight` is not the whole."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(hidden)
+
+
+def test_a_linear_that_does_more_than_a_linear_is_refused() -> None:
+    model = built("GPT2LMHeadModel")
+    model.lm_head = Scaled(16, V)
+    with pytest.raises(UsageError, match="is a Scaled, which has a forward of its own"):
+        use_tied_loss(model)
+    assert "forward" not in model.lm_head.__dict__
+
+
 # --- logits that are deferred ---------------------------------------------------------------------------------------
 
 STEPS: dict[str, Callable[[Any], Any]] = {

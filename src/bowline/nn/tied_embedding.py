@@ -33,7 +33,7 @@ def tied_embedding(ids: torch.Tensor, weight: torch.Tensor, padding_idx: int | N
         padding_idx: rows looked up at this id add nothing to its gradient; what the head gives it stays.
 
     Raises:
-        UsageError: a weight that is no matrix, ids that are no integers, a padding_idx that is no row.
+        UsageError: a weight that is no matrix, ids that are neither int64 nor int32, a padding_idx that is no row.
         IndexError: an id that is no row (on the CPU; on a GPU the kernel's own assertion).
 
     Example:

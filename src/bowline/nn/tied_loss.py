@@ -11,6 +11,7 @@ from torch import nn
 
 from bowline.errors import UsageError
 from bowline.nn.deferred import DeferredLogits, Product
+from bowline.nn.heads import LMHead
 from bowline.nn.slots import expect_module
 
 __all__ = ["TiedLoss", "use_tied_loss"]
@@ -61,7 +62,7 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
         backend: of `linear_cross_entropy`.
 
     Raises:
-        UsageError: no such head, one with a forward of its own already, or one that is quantised or wrapped.
+        UsageError: no such head, or one that is quantised or wrapped, or that does more than a Linear does (Idefics).
 
     Example:
         >>> class Tiny(nn.Module):
@@ -85,6 +86,12 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
         seen = "no get_output_embeddings()" if not callable(ask) else f"a {type(head).__name__} as its head"
         raise UsageError(
             f"{type(model).__name__} has {seen}, expected a Linear with a floating-point weight",
+            help="call bowline.linear_cross_entropy(hidden, weight, labels) where the loss is computed",
+        )
+    if type(head).forward not in (nn.Linear.forward, LMHead.forward):
+        raise UsageError(
+            f"the head of {type(model).__name__} is a {type(head).__name__}, which has a forward of its own; "
+            f"expected logits of nn.Linear",
             help="call bowline.linear_cross_entropy(hidden, weight, labels) where the loss is computed",
         )
     if "forward" in head.__dict__:

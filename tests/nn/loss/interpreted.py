@@ -18,10 +18,8 @@ from bowline.nn.loss import (
     sweep,
     sweep_gpu,
     triton_kernel,
-    twice,
 )
 from bowline.nn.loss.chunks import padded
-from bowline.nn.loss.job import Job, Wanted
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
 from bowline.nn.loss.rule import Chunk, Rule
@@ -324,14 +322,11 @@ def test_in_bf16_without_a_bias_the_factor_finds_its_way_into_both_gradients(
         assert (ours.double() - exactly).norm() <= 0.012 * exactly.norm()
 
 
-@pytest.mark.parametrize("twice_over", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_of_tensors_that_lie_turned_in_memory_the_gradients_are_the_same(
-    twice_over: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by = twice.sweep_twice if twice_over else sweep_gpu.sweep_on_gpu
-    monkeypatch.setattr(sweep, "sweep_on_cpu", by)
-    monkeypatch.setattr(twice, "_block", lambda *_: 4)
+    monkeypatch.setattr(sweep, "sweep_on_cpu", sweep_gpu.sweep_on_gpu)
     monkeypatch.setattr(gpu_products, "_widens", lambda _: False)
     hidden, weight, labels, _ = case(15, dtype=dtype)
     found = []
@@ -351,42 +346,6 @@ def test_it_is_not_for_float64_nor_where_nothing_may_be_compiled(calls: list[Rul
     with resources(compiler=False):
         linear_cross_entropy(hidden.float(), weight.float(), labels, backend="chunked")
     assert calls == []
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(("reduction", "with_lse"), [("mean", False), ("none", True)])
-@pytest.mark.parametrize("block", [4, 64])
-def test_logits_made_twice_give_the_references_gradients(
-    options: dict[str, Any], reduction: Any, with_lse: bool, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(twice, "_block", lambda *_: block)
-    monkeypatch.setattr(
-        sweep, "sweep_on_cpu", lambda job: (twice.sweep_twice if job.wanted.any() else sweep_gpu.sweep_on_gpu)(job)
-    )
-    ends, found = case(), []
-    for backend, dtype in (("chunked", torch.float32), ("reference", torch.float64)):
-        hidden, weight, bias = (
-            end.detach().to(dtype).requires_grad_() for end in (ends[0], ends[1], ends[3]) if end is not None
-        )
-        given = linear_cross_entropy(
-            hidden, weight, ends[2], bias=bias, reduction=reduction, return_lse=with_lse, backend=backend, **options
-        )
-        loss, lse = given if with_lse else (given, torch.zeros(()))
-        back = gradients(loss.square().sum() + lse.sum(), hidden, weight, bias)
-        found.append([one.double() for one in (loss, lse, *back)])
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
-
-
-def test_logits_are_made_twice_where_sums_do_not_fit() -> None:
-    torch.manual_seed(0)
-    hidden, weight = torch.randn(300, 64).bfloat16(), torch.randn(2000, 64).bfloat16()
-    job = Job(hidden, weight, None, torch.arange(300), Options(), Resources(), Wanted(weight=True), torch.ones(300))
-    assert [twice.needs_twice(replace(job, allowed=Resources(budget=b))) for b in (None, 2**18, 2**19, 2**21)] == [
-        False,
-        True,
-        False,  # twice the gradient fits
-        False,
-    ]
 
 
 def test_it_is_found_where_triton_is() -> None:

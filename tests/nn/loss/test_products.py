@@ -77,7 +77,13 @@ def test_rows_of_a_chunk_fit_the_budget(rows: int, size: int, dtype: torch.dtype
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"), [({"budget": 0}, "budget=0: expected bytes"), ({"bugdet": 1}, "'bugdet': expected budget")]
+    ("changes", "words"),
+    [
+        ({"budget": 0}, "budget=0: expected bytes"),
+        ({"bugdet": 1}, "'bugdet': expected budget"),
+        ({"compiler": None}, "compiler=None: expected True or False"),
+        ({"onednn": "no"}, "onednn='no': expected True or False"),
+    ],
 )
 def test_resources_that_mean_nothing_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words), resources(**changes):

@@ -25,25 +25,33 @@ COMPILE = """
 import json, sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bowline.nn.loss import triton_kernel
+from bowline.nn.loss import triton_block, triton_kernel
 
-kinds = {"x": "*" + sys.argv[1], "banned": "*u8", "stride": "i32", "size": "i32", "labels": "*i64", "ignored": "i32"}
-kinds |= dict.fromkeys(("of_loss", "of_lse", "losses", "lse", "own", "factor"), "*fp32")
+name, dtype, capability, options = sys.argv[1:]
+places = {
+    "_row": (triton_kernel, triton_kernel.BLOCK, 16),
+    "_powers": (triton_kernel, triton_kernel.BLOCK_ONCE, 8),
+    "_lse": (triton_block, triton_block.BLOCK, 8),
+    "_gradient": (triton_block, triton_block.BLOCK_ONCE, 4),
+}
+module, block, warps = places[name]
+kinds = {"x": "*" + dtype, "out": "*" + dtype, "banned": "*u8", "labels": "*i64", "ids": "*i64"}
+kinds |= dict.fromkeys(("stride", "out_stride", "size", "first", "ignored"), "i32")
+kinds |= dict.fromkeys(("of_loss", "of_lse", "losses", "lse", "own", "factor", "label", "added", "of_p"), "*fp32")
 kinds |= dict.fromkeys(("scale", "softcap", "z_loss", "share", "kept"), "fp32")
-given = set(kinds) - {"banned", "of_lse", "scale", "softcap", "z_loss", "share"}
-if sys.argv[3] == "everything":
-    given = set(kinds)
+optional = set() if options == "everything" else {"banned", "of_lse", "scale", "softcap", "z_loss", "share"}
+whole = {"stride", "out_stride", *({"size", "first"} if module is triton_block else ())}  # multiples of 16
 signature, constants, aligned = {}, {}, {}
-kernel = getattr(triton_kernel, sys.argv[4])
-block, warps = (triton_kernel.BLOCK, 16) if kernel is triton_kernel._row else (triton_kernel.BLOCK_ONCE, 8)
-for place, name in enumerate(kernel.arg_names):
-    signature[name] = kinds[name] if name in given else "constexpr"
-    if name not in given:
-        constants[place,] = block if name == "BLOCK" else None
-    elif kinds[name].startswith("*") or name == "stride":
+kernel = getattr(module, name)
+for place, argument in enumerate(kernel.arg_names):
+    given = argument in kinds and argument not in optional
+    signature[argument] = kinds[argument] if given else "constexpr"
+    if not given:
+        constants[place,] = block if argument == "BLOCK" else None
+    elif kinds[argument].startswith("*") or argument in whole:
         aligned[place,] = [["tt.divisibility", 16]]
 source = ASTSource(kernel, signature, constants, aligned)
-made = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[2]), 32), options={"num_warps": warps})
+made = triton.compile(source, target=GPUTarget("cuda", int(capability), 32), options={"num_warps": warps})
 print(json.dumps({"ptx": made.asm["ptx"], "binary": len(made.asm["cubin"])}))
 """
 
@@ -75,8 +83,9 @@ def run_with_triton(*command: str, **environment: str) -> subprocess.CompletedPr
     )
 
 
-def test_interpreted_the_kernel_does_what_float64_does() -> None:
-    """What is tested is in `interpreted.py`."""
+@pytest.mark.parametrize("tests", ["interpreted.py", "interpreted_blocks.py"])
+def test_interpreted_the_kernels_do_what_float64_does(tests: str) -> None:
+    """What is tested is there."""
     options = [
         "-q",
         "-p",
@@ -86,8 +95,24 @@ def test_interpreted_the_kernel_does_what_float64_does() -> None:
         "-W",
         "ignore::RuntimeWarning",
     ]  # numpy's, of infinities
-    done = run_with_triton("-m", "pytest", *options, "tests/nn/loss/interpreted.py", TRITON_INTERPRET="1")
+    done = run_with_triton("-m", "pytest", *options, f"tests/nn/loss/{tests}", TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout
+
+
+def compiled(kernel: str, dtype: str, capability: str, options: str, cache: Path) -> str:
+    """The assembly."""
+    done = run_with_triton("-c", COMPILE, kernel, dtype, capability, options, TRITON_CACHE_DIR=str(cache))
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout.splitlines()[-1])
+    ptx: str = made["ptx"]
+    assert made["binary"] > 1000
+    assert ".local" not in ptx  # nothing is spilt that the program knows of
+    return ptx
+
+
+def alone(ptx: str) -> list[str]:
+    """Where one number is read or written."""
+    return [line for line in ptx.splitlines() if "global.b16" in line or "global.b8" in line]
 
 
 @pytest.mark.parametrize(
@@ -97,16 +122,28 @@ def test_interpreted_the_kernel_does_what_float64_does() -> None:
 def test_it_compiles_for_a_gpu_and_reads_and_writes_whole_vectors(
     kernel: str, dtype: str, capability: str, options: str, tmp_path: Path
 ) -> None:
-    done = run_with_triton("-c", COMPILE, dtype, capability, options, kernel, TRITON_CACHE_DIR=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout.splitlines()[-1])
-    ptx: str = made["ptx"]
-    assert made["binary"] > 1000
+    ptx = compiled(kernel, dtype, capability, options, tmp_path)
     assert ptx.count("ld.global.v4") >= 4 and ptx.count("st.global.v4") >= 2
-    alone = [line for line in ptx.splitlines() if "global.b16" in line or "global.b8" in line]
-    assert len(alone) == (1 if options == "none" else 2), alone  # of the label, what it is and whether it is masked
+    assert len(alone(ptx)) == (1 if options == "none" else 2)  # of the label, what it is and whether it is masked
     assert "cvt.rn." in ptx  # to the nearest
-    assert ".local" not in ptx  # nothing is spilt that the program knows of
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "capability", "options", "singly"),
+    [
+        ("_lse", "bf16", "90", "none", 1),  # the label's logit
+        ("_lse", "fp16", "80", "everything", 1),
+        ("_gradient", "bf16", "90", "none", 0),
+        ("_gradient", "fp16", "80", "everything", 0),
+    ],
+)
+def test_so_do_the_kernels_of_a_block_of_the_vocabulary(
+    kernel: str, dtype: str, capability: str, options: str, singly: int, tmp_path: Path
+) -> None:
+    ptx = compiled(kernel, dtype, capability, options, tmp_path)
+    assert ptx.count("ld.global.v4") >= 2 and ptx.count("st.global.v4") >= 2 * (kernel == "_gradient")
+    assert len(alone(ptx)) == singly
+    assert kernel == "_lse" or "cvt.rn." in ptx
 
 
 def test_the_kernel_that_multiplies_reads_no_gradient_where_the_factor_is_one(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 `cross_entropy` is the function, `module` its twin. `reference` says what is computed, `kept` keeps the logits, and
 `chunked` never has them all; `choose` picks. Beneath `chunked`: `sweep` and its files by device, on a CPU `turned` (by
-blocks of the vocabulary) and `by_rows`; `chunks` (how much at once), `softmax` (between the products), `products` and
-`fastest` (by which library), `resources` (what may be used).
+blocks of the vocabulary) and `by_rows`, on a GPU `by_vocabulary` (where chunks do not fit); `chunks` (how much at
+once), `softmax` (between the products), `products` and `fastest` (by which library), `resources` (what may be used).
 """
 
 from __future__ import annotations

@@ -66,11 +66,13 @@ def linear_cross_entropy(
             are installed; "auto" picks among the first three, and `chosen_backend` says what.
 
     Returns:
-        The loss, or a tuple of the loss and what was asked for, in float32; in float64 for float64.
+        The loss, or a tuple of the loss and what was asked for. Loss and lse are in float32, or in float64 for float64;
+        logits are in the dtype of the product.
 
     Raises:
-        UsageError: shapes or dtypes that do not fit, a label that is no token, or a backend that is none or has no
-            such option; in a backward pass, second-order gradients by another backend than "reference".
+        UsageError: shapes or dtypes that do not fit, a number out of its range, on a CPU a label that is no token or a
+            masked one, or a backend that is none or has no such option; in a backward pass, second-order gradients by
+            "logits" or "chunked".
 
     Example:
         >>> hidden, weight = torch.zeros(2, 3, 4), torch.zeros(9, 4)

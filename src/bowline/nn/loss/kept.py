@@ -1,4 +1,7 @@
-"""The backend "logits": keeps the logits, and makes nothing else of their size, nor does its backward pass."""
+"""The backend "logits": keeps the logits, and makes nothing else of their size, nor does its backward pass.
+
+Under `torch.compile` it does: one graph has no pieces.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor, options: Options) -> tup
 class _Head(torch.autograd.Function):
     """hidden (..., D) and weight (V, D) to the reference's losses and lse, (...), and to the logits (..., V).
 
-    Of the size of the logits nothing else is ever made. The backward pass goes over the vocabulary in blocks, each of
+    The losses are computed some rows at a time. The backward pass goes over the vocabulary in blocks, each of
     which is a part of the weight's gradient of its own, and over rows with a label only: the others' gradient is 0.
     """
 
@@ -134,9 +137,9 @@ class _Head(torch.autograd.Function):
 
 def _rows(logits: torch.Tensor) -> int:
     """Rows whose losses are computed at once: on the CPU what its cache holds."""
-    if torch.compiler.is_compiling() or logits.device.type != "cpu":
+    if torch.compiler.is_compiling():
         return max(1, len(logits))
-    return max(1, 2**18 // max(1, logits.shape[1]))
+    return max(1, 2 ** (18 if logits.device.type == "cpu" else 26) // max(1, logits.shape[1]))
 
 
 def _columns(hidden: torch.Tensor, weight: torch.Tensor) -> int:

@@ -17,7 +17,7 @@ class LinearCrossEntropy(nn.Module):
     """`linear_cross_entropy` with its options given once: `loss(hidden, weight, labels, bias=None)`.
 
     It has no parameters: the head's matrix is the caller's. With `shift=True` it is a causal model's loss: hidden
-    (..., T, D) at t predicts labels (..., T) at t + 1; nothing is copied, the last position has no label.
+    (..., T, D) at t predicts labels (..., T) at t + 1; hidden is not copied, the last position has no label.
 
     Raises:
         UsageError: an option that `linear_cross_entropy` has not.

@@ -24,7 +24,7 @@ class Resources:
     Attributes:
         budget: bytes of scratch beyond the gradients; `None` for 64 MiB, and on an accelerator for 1 GiB or twice the
             gradient of the matrix, whatever is more. There a budget that has no room for the gradient's sums in
-            float32 costs a fourth product.
+            float32 costs up to a fourth product.
         onednn: products by oneDNN where it is the faster, which needs blocks of scratch.
         compiler: Triton's, for what is between the products on a GPU; a CPU needs none.
     """
@@ -53,7 +53,7 @@ def resources(**changes: Any) -> Iterator[Resources]:
     """Inside, a loss may use this: `budget=` bytes, `onednn=False`, `compiler=False`.
 
     Raises:
-        UsageError: a budget that is not more than 0, or another name.
+        UsageError: a budget that is not more than 0, a switch that is neither True nor False, or another name.
 
     Example:
         >>> with resources(budget=16 * 2**20, compiler=False) as allowed:
@@ -66,6 +66,9 @@ def resources(**changes: Any) -> Iterator[Resources]:
     budget = changes.get("budget")
     if budget is not None and not budget > 0:
         raise UsageError(f"budget={budget!r}: expected bytes, more than 0, or None")
+    for name in ("onednn", "compiler"):
+        if not isinstance(changes.get(name, True), bool):
+            raise UsageError(f"{name}={changes[name]!r}: expected True or False")
     token = _CURRENT.set(replace(_CURRENT.get(), **changes))
     try:
         yield _CURRENT.get()

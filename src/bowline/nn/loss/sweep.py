@@ -1,6 +1,7 @@
 """One pass over the tokens: losses, and gradients where they are wanted, without the logits of all tokens.
 
-`sweep_cpu` and `sweep_gpu` go over chunks of tokens; `twice` over blocks of the vocabulary too, for less memory.
+`sweep_cpu` and `sweep_gpu` go over chunks of tokens; `by_vocabulary` over blocks of the
+vocabulary, for less memory.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
+from bowline.nn.loss.by_vocabulary import needs_blocks, sweep_by_vocabulary
 from bowline.nn.loss.job import Job, Sweep
 from bowline.nn.loss.sweep_cpu import sweep_on_cpu
 from bowline.nn.loss.sweep_gpu import sweep_on_gpu
-from bowline.nn.loss.twice import needs_twice, sweep_twice
 
 __all__ = ["sweep"]
 
@@ -45,4 +46,4 @@ def _may_wait(job: Job) -> bool:
 def _swept(job: Job) -> Sweep:
     if job.hidden.device.type == "cpu":
         return sweep_on_cpu(job)
-    return sweep_twice(job) if needs_twice(job) else sweep_on_gpu(job)
+    return sweep_by_vocabulary(job) if needs_blocks(job) else sweep_on_gpu(job)

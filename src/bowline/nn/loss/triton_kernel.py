@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from bowline.nn.kernels import jit, tl, triton
 from bowline.nn.loss.rule import Chunk, Rule
 
-__all__ = ["capped", "power_rows", "softmax_rows"]
+__all__ = ["left_out", "logits", "power_rows", "softmax_rows"]
 
 BLOCK = 8192
 """Logits of a row that a program of `softmax_rows` holds at once, 16 of them in each of its threads."""
@@ -143,8 +143,8 @@ def _row(
     plain = 0.0
     for block in range(blocks):
         columns = block * BLOCK + tl.arange(0, BLOCK)
-        y = _logits(x, columns, stride, scale, softcap)
-        out = _left_out(banned, columns, size, stride)
+        y = logits(x, columns, stride, scale, softcap)
+        out = left_out(banned, columns, size, stride)
         if share is not None:
             plain += tl.sum(tl.where(out, 0.0, y))
         y = tl.where(out, -float("inf"), y)
@@ -171,7 +171,7 @@ def _row(
             of_power = of_p / total
             for block in range(blocks):  # from the end, which the cache still holds
                 columns = (blocks - 1 - block) * BLOCK + tl.arange(0, BLOCK)
-                y = _logits(x, columns, stride, scale, softcap)
+                y = logits(x, columns, stride, scale, softcap)
                 gradient = tl.exp(y - shift) * of_power
                 if share is not None:
                     gradient -= share * of_row
@@ -179,7 +179,7 @@ def _row(
                     gradient *= scale
                 if softcap is not None:
                     gradient *= 1.0 - (y / softcap) * (y / softcap)
-                gradient = tl.where(_left_out(banned, columns, size, stride) | (columns == label), 0.0, gradient)
+                gradient = tl.where(left_out(banned, columns, size, stride) | (columns == label), 0.0, gradient)
                 tl.store(x + columns, gradient.to(x.dtype.element_ty), mask=columns < stride)
 
 
@@ -227,8 +227,8 @@ def _powers(
     total = 0.0
     for block in range(tl.cdiv(size, BLOCK)):
         columns = block * BLOCK + tl.arange(0, BLOCK)
-        y = _logits(x, columns, stride, scale, softcap)
-        out = _left_out(banned, columns, size, stride)
+        y = logits(x, columns, stride, scale, softcap)
+        out = left_out(banned, columns, size, stride)
         most = tl.max(tl.where(out, -float("inf"), y))
         if (most - shift > FAR) & (most < float("inf")):
             if shift > -float("inf"):
@@ -239,7 +239,7 @@ def _powers(
                     at = x + before * FEW + tl.arange(0, FEW)
                     tl.store(at, (tl.load(at).to(tl.float32) * smaller).to(x.dtype.element_ty))
             shift = most
-        y = tl.where(out, -float("inf"), _logits(x, columns, stride, scale, softcap))  # again: it need not be kept
+        y = tl.where(out, -float("inf"), logits(x, columns, stride, scale, softcap))  # again: it need not be kept
         power = tl.exp(y - tl.where(shift == -float("inf"), 0.0, shift))
         total += tl.sum(power)
         if softcap is not None:
@@ -260,12 +260,13 @@ def _powers(
 
 @jit
 @no_type_check
-def _logits(x, columns, stride, scale, softcap):
+def logits(x, columns, stride, scale, softcap):
+    """Of products x, in float32; 0 from `stride` on."""
     y = tl.load(x + columns, mask=columns < stride, other=0.0).to(tl.float32)
     if scale is not None:
         y *= scale
     if softcap is not None:
-        y = capped(y, softcap)
+        y = _capped(y, softcap)
     return y
 
 
@@ -276,7 +277,7 @@ def _label_logit(x, label, known, scale, softcap):
     if scale is not None:
         y *= scale
     if softcap is not None:
-        y = capped(y, softcap)
+        y = _capped(y, softcap)
     return y
 
 
@@ -327,7 +328,7 @@ def _of_label(target, lse, of_p, of_row, masked, scale, softcap, share, kept):
 
 @jit
 @no_type_check
-def capped(y, softcap):
+def _capped(y, softcap):
     """The softcap c tanh(y / c); near 0, where a difference of numbers near 1 would lose the digits, by its series."""
     u = y / softcap
     square = u * u
@@ -337,7 +338,7 @@ def capped(y, softcap):
 
 @jit
 @no_type_check
-def _left_out(banned, columns, size, stride):
+def left_out(banned, columns, size, stride):
     """Columns that are no token, or that no token may be."""
     out = columns >= size
     if banned is not None:
