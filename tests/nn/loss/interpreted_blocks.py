@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bowline.nn.loss import by_vocabulary, gpu_products, linear_cross_entropy, sweep, sweep_gpu, triton_block
@@ -26,6 +26,7 @@ PLANS = [
     (1, 1, 6),
 ]
 """Rows of the vocabulary in a block; tokens whose logits are kept inside of the gradient, and beside it."""
+EVERYTHING = Wanted(hidden=True, weight=True, bias=True)
 
 
 @pytest.fixture(params=PLANS, ids=str)
@@ -87,6 +88,18 @@ def test_of_tensors_that_lie_turned_in_memory_the_gradients_are_the_same(dtype: 
 
 
 @pytest.mark.usefixtures("plan")
+def test_a_row_that_nothing_comes_back_for_gets_none_whatever_its_lse() -> None:
+    hidden, weight, labels, bias = (None if one is None else one.detach() for one in case(8, dtype=torch.float32))
+    assert hidden is not None and weight is not None and labels is not None and bias is not None
+    bias[3] = torch.inf
+    options = Options(z_loss=0.01)
+    found = sweep_by_vocabulary(Job(hidden, weight, bias, labels, options, Resources(), EVERYTHING, torch.zeros(8)))
+    assert found.lse.isinf().all()
+    for gradient in (found.of_hidden, found.of_weight, found.of_bias):
+        assert gradient is not None and not gradient.any()
+
+
+@pytest.mark.usefixtures("plan")
 def test_a_label_that_is_no_token_has_no_loss_and_one_that_is_masked_an_infinite_one() -> None:
     """As the other sweep says; on a CPU such labels are refused before."""
     hidden, weight, _, bias = (None if one is None else one.detach().float() for one in case(8))
@@ -113,9 +126,6 @@ def test_a_bias_wider_than_the_matrix_is_cast(plan: tuple[int, int, int]) -> Non
         loss = linear_cross_entropy(hidden, weight, labels, bias=own, backend="chunked")
         found.append([one.float() for one in (loss.detach(), *gradients(loss, hidden, weight, own))])
     torch.testing.assert_close(*found)
-
-
-EVERYTHING = Wanted(hidden=True, weight=True, bias=True)
 
 
 @pytest.fixture
@@ -164,6 +174,7 @@ def test_within_any_budget_they_are_those_of_float64(job: Job, kilobytes: int, m
     kilobytes=st.integers(1, 60000),
     hidden=st.booleans(),
 )
+@example(count=300, size=2600, width=64, kilobytes=762, hidden=False)  # room for 1300, which is no multiple of 128
 def test_the_plan_is_within_the_budget_and_has_room(
     count: int, size: int, width: int, kilobytes: int, hidden: bool
 ) -> None:
