@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bowline.errors import UsageError
-from bowline.nn.loss import fastest, linear_cross_entropy, resources
+from bowline.nn.loss import fastest, kept, linear_cross_entropy, resources
 from bowline.nn.loss.chunks import chunk_rows
 from bowline.nn.loss.products import NAMES, Products
 
@@ -107,3 +107,8 @@ def test_the_sums_of_chunks_come_off_the_budget_and_are_not_needed_for_one() -> 
     assert chunk_rows(8192, 128256, half, gpu, 2 * llama, sums=llama) == 8192  # one
     assert chunk_rows(8320, 128256, half, gpu, 2 * llama, sums=llama) == 2816
     assert chunk_rows(0, 128256, half, gpu, 2**30, sums=llama) == 1
+
+
+def test_on_a_gpu_too_the_losses_of_kept_logits_are_computed_some_rows_at_a_time() -> None:
+    logits = torch.empty(8192, 151936, dtype=torch.bfloat16, device="meta")
+    assert 1 < kept._rows(logits) <= 2**26 // 151936  # 256 MiB in float32
