@@ -245,7 +245,7 @@ def steps(case: Case, dtype: torch.dtype, names: list[str] | None = None) -> dic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Took:
-    """Medians: seconds of a step, and its ratio to the floor that was taken right before it."""
+    """Medians: seconds of a step, and its ratio to the floor that was taken in the same turn."""
 
     seconds: float
     of_floor: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -64,6 +65,18 @@ def share(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found.double() - exact).norm() / exact.norm().clamp(min=1e-30))
 
 
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Inside, to wait for the GPU is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("dtype", list(NEAR))
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("backend", ["chunked", "logits"])
@@ -121,13 +134,8 @@ def test_a_step_of_each_positions_loss_does_not_wait_for_the_gpu(dtype: torch.dt
         (loss.sum() + lse.sum()).backward()
 
     step()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_step_can_be_captured_as_a_graph_and_replayed() -> None:
@@ -215,13 +223,8 @@ def test_blocks_of_the_vocabulary_wait_for_nothing() -> None:
             linear_cross_entropy(hidden, weight, labels, bias=bias, mask_ids=[3], backend="chunked").backward()
 
     step()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -62,7 +62,8 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
         backend: of `linear_cross_entropy`.
 
     Raises:
-        UsageError: no such head, or one that is quantised or wrapped, or that does more than a Linear does (Idefics).
+        UsageError: no such head, one that this or another has hooked already, one that is quantised or wrapped, or one
+            that does more than a Linear does (Idefics').
 
     Example:
         >>> class Tiny(nn.Module):

@@ -30,9 +30,9 @@ EVERYTHING = Wanted(hidden=True, weight=True, bias=True)
 
 
 @pytest.fixture(params=PLANS, ids=str)
-def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is planned for any job with gradients; on a CPU nothing is multiplied to a wider dtype."""
-    block, inside, beside = found = request.param
+    block, inside, beside = request.param
 
     def planned(job: Job) -> by_vocabulary._Plan:  # a mean leaves rows without a label out
         count = len(job.hidden)
@@ -47,7 +47,6 @@ def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
         "sweep_on_cpu",
         lambda job: (sweep_by_vocabulary if job.wanted.weight else sweep_gpu.sweep_on_gpu)(job),
     )
-    return found  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -116,7 +115,8 @@ def test_a_label_that_is_no_token_has_no_loss_and_one_that_is_masked_an_infinite
         assert found.losses.isnan().tolist() == [True, False, True, False, False, False, True, ignored == 4]
 
 
-def test_a_bias_wider_than_the_matrix_is_cast(plan: tuple[int, int, int]) -> None:
+@pytest.mark.usefixtures("plan")
+def test_a_bias_wider_than_the_matrix_is_cast() -> None:
     hidden, weight, labels, bias = case(8, dtype=torch.bfloat16)
     assert bias is not None
     found = []

@@ -8,7 +8,7 @@ import torch
 
 from bowline.nn.kernels import jit, tl, triton
 from bowline.nn.loss.rule import Rule
-from bowline.nn.loss.triton_kernel import left_out, logits
+from bowline.nn.loss.triton_kernel import left_out, logits, with_block
 
 __all__ = ["add_to_lse", "gradient_rows"]
 
@@ -125,11 +125,7 @@ def _lse(
         out = left_out(banned, columns, size, size)
         if share is not None:
             plain += tl.sum(tl.where(out, 0.0, y))
-        y = tl.where(out, -float("inf"), y)
-        before = most
-        most = tl.maximum(most, tl.max(y))
-        shift = tl.where(tl.abs(most) == float("inf"), 0.0, most)
-        total = total * tl.exp(before - shift) + tl.sum(tl.exp(y - shift))
+        most, shift, total = with_block(most, total, tl.where(out, -float("inf"), y))
     tl.store(lse + row, shift + tl.log(total))
     if share is not None:
         tl.store(added + row, tl.load(added + row) + plain)

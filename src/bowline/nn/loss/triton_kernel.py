@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from bowline.nn.kernels import jit, tl, triton
 from bowline.nn.loss.rule import Chunk, Rule
 
-__all__ = ["left_out", "logits", "power_rows", "softmax_rows"]
+__all__ = ["left_out", "logits", "power_rows", "softmax_rows", "with_block"]
 
 BLOCK = 8192
 """Logits of a row that a program of `softmax_rows` holds at once, 16 of them in each of its threads."""
@@ -147,11 +147,7 @@ def _row(
         out = left_out(banned, columns, size, stride)
         if share is not None:
             plain += tl.sum(tl.where(out, 0.0, y))
-        y = tl.where(out, -float("inf"), y)
-        before = most
-        most = tl.maximum(most, tl.max(y))
-        shift = tl.where(tl.abs(most) == float("inf"), 0.0, most)
-        total = total * tl.exp(before - shift) + tl.sum(tl.exp(y - shift))
+        most, shift, total = with_block(most, total, tl.where(out, -float("inf"), y))
     found = shift + tl.log(total)
     tl.store(lse + row, found)
     tl.store(losses + row, tl.where(counted, _loss(found, target, plain, masked, z_loss, share, kept), 0.0))
@@ -256,6 +252,15 @@ def _powers(
     of_label = _of_label(target, found, of_p, of_row, masked, scale, softcap, None, kept)
     tl.store(own + row, tl.where(nothing, 0.0, of_label))
     tl.store(factor + row, tl.where(nothing, 0.0, by))
+
+
+@jit
+@no_type_check
+def with_block(most, total, y):
+    """The highest logit so far, what is taken off all of them, and the sum of their powers, with a block's y."""
+    higher = tl.maximum(most, tl.max(y))
+    shift = tl.where(tl.abs(higher) == float("inf"), 0.0, higher)
+    return higher, shift, total * tl.exp(most - shift) + tl.sum(tl.exp(y - shift))
 
 
 @jit
