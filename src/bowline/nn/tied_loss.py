@@ -93,7 +93,7 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
         raise UsageError(
             f"the head of {type(model).__name__} is a {type(head).__name__}, which has a forward of its own; "
             f"expected logits of nn.Linear",
-            help="leave the model as it is; or, if they are hidden @ weight.T, call bowline.linear_cross_entropy itself",
+            help="leave the model as it is; if they are hidden @ weight.T, call bowline.linear_cross_entropy",
         )
     if "forward" in head.__dict__:
         raise UsageError(
