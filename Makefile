@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-audit demo-models demo-train test kills beside sweep sweep-4 fuzz families clean help
+.PHONY: demo demo-audit demo-models demo-train test kills beside sweep sweep-4 sweep-loss sweep-loss-4 fuzz families clean help
 
 help:
 	@echo "make demo      audit a real checkpoint beside broken ones (no torch), the families, and a model trained here"
@@ -13,6 +13,8 @@ help:
 	@echo "make kills     a training run killed at random twenty times, resumed, and compared bit for bit"
 	@echo "make sweep     every class that can be built in transformers 5: predicted against loaded"
 	@echo "make sweep-4   the same in transformers 4"
+	@echo "make sweep-loss    every class with a head, with use_tied_loss and without: loss, gradients, logits"
+	@echo "make sweep-loss-4  the same in transformers 4"
 	@echo "make fuzz      200,000 safetensors headers against safetensors itself"
 	@echo "make families  generate the families' table from both versions of transformers"
 
@@ -68,6 +70,12 @@ sweep: $(VENV)/dev
 
 sweep-4: $(PEERS)/transformers-4.57.1/ready
 	HF_HUB_OFFLINE=1 PYTHONPATH=src $(PEERS)/transformers-4.57.1/bin/python -m tools.sweep
+
+sweep-loss: $(VENV)/dev
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tools.tied_loss_sweep
+
+sweep-loss-4: $(PEERS)/transformers-4.57.1/ready
+	HF_HUB_OFFLINE=1 PYTHONPATH=src $(PEERS)/transformers-4.57.1/bin/python -m tools.tied_loss_sweep
 
 fuzz: $(VENV)/dev
 	$(BIN)/python -m tests.checkpoint.header_fuzz --count 200000

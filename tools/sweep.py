@@ -32,7 +32,7 @@ from bowline.families.resolve import FLAG
 from bowline.families.table import Declared, load_table
 from tools.tiny import build, load_class, tiny_config
 
-__all__ = ["LOADER", "STATES", "Case", "ClassResult", "run_class", "tied_classes"]
+__all__ = ["LARGEST", "LOADER", "STATES", "Case", "ClassResult", "one_line", "run_class", "tied_classes"]
 
 LOADER = f"transformers-{transformers.__version__.split('.')[0]}"
 
@@ -162,12 +162,12 @@ def run_class(name: str, workspace: Path) -> ClassResult:
         model.save_pretrained(saved)
         del model
     except Exception as error:  # whatever a model class raises is the reason why it is not run
-        result.reason = f"cannot be built and saved: {_one_line(error)}"
+        result.reason = f"cannot be built and saved: {one_line(error)}"
         return result
     try:
         cls.from_pretrained(saved)
     except Exception as error:  # a class that cannot load its own save says nothing of ties
-        result.reason = f"transformers cannot load what it saved: {_one_line(error)}"
+        result.reason = f"transformers cannot load what it saved: {one_line(error)}"
         return result
     declared = _declared(name)
     for state, change in STATES.items():
@@ -238,7 +238,8 @@ def _fate(target: torch.Tensor, source: torch.Tensor, stored: torch.Tensor | Non
     return "random"
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Its class and the start of its message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
@@ -258,7 +259,7 @@ def main() -> int:
             try:
                 result = run_class(name, Path(workspace))
             except Exception as error:  # one class must not end the sweep
-                result = ClassResult(name, reason=f"could not be run: {_one_line(error)}")
+                result = ClassResult(name, reason=f"could not be run: {one_line(error)}")
         results.append(result)
         wrong = [case for case in result.cases if not case.agrees]
         word = result.reason or (f"{len(wrong)} of {len(result.cases)} states disagree" if wrong else "agrees")

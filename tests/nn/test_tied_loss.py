@@ -230,7 +230,7 @@ class Headless(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "told"), [(Headless(), "a NoneType as its head"), (nn.Linear(2, 3), "no get_output")]
+    ("model", "told"), [(Headless(), "has no head, expected a Linear"), (nn.Linear(2, 3), "no get_output")]
 )
 def test_a_model_without_a_linear_head_is_refused(model: nn.Module, told: str) -> None:
     with pytest.raises(UsageError, match=told):
@@ -272,6 +272,8 @@ STEPS: dict[str, Callable[[Any], Any]] = {
     "rows": lambda x: x[..., :-1, :],
     "first": lambda x: x[:1],
     "tokens": lambda x: x[..., :10],
+    "tokens from": lambda x: x[..., 3:],
+    "every other token": lambda x: x[..., ::2],
     "one token": lambda x: x[..., 3],
     "softmax": lambda x: x.softmax(-1),
     "negate": lambda x: -x,
@@ -316,6 +318,25 @@ def test_its_cross_entropy_is_torchs(reduction: str, smoothing: float) -> None:
     )  # torch's own, of the logits
     assert deferred._made is not None
     assert weighted.isfinite()
+
+
+def test_a_padded_vocabulary_may_be_cut_off() -> None:
+    """Inkling 2 does it after a softcap."""
+    hidden, weight = torch.randn(6, 4, dtype=torch.float64), torch.randn(V, 4, dtype=torch.float64)
+    bias, labels = torch.randn(V, dtype=torch.float64), torch.tensor([1, 2, -100, 4, 5, 39])
+    ends = [one.clone().requires_grad_() for one in (hidden, weight, bias)]
+    deferred: Any = DeferredLogits(Product(ends[0], ends[1], ends[2], torch.float64))
+    cut = ((deferred / 3).tanh() * 3)[..., :40]
+    loss = F.cross_entropy(cut, labels)
+    assert isinstance(cut, DeferredLogits)
+    assert cut._made is None
+    loss.backward()
+    expected = [one.clone().requires_grad_() for one in (hidden, weight, bias)]
+    plain = F.cross_entropy((F.linear(*expected) / 3).tanh()[..., :40] * 3, labels)
+    plain.backward()
+    torch.testing.assert_close(loss, plain)
+    for one, other in zip(ends, expected, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
 
 
 def test_copies_and_pickles_are_plain_logits() -> None:

@@ -76,6 +76,12 @@ class Product:
             )
         return loss.to(dtype)
 
+    def of(self, tokens: slice) -> Product:
+        """The logits of some tokens; a view of the matrix, so its gradient is as large as all of it."""
+        if range(*tokens.indices(len(self.weight))) == range(len(self.weight)):
+            return self
+        return replace(self, weight=self.weight[tokens], bias=None if self.bias is None else self.bias[tokens])
+
     def times(self, factor: float) -> Product | None:
         """The logits times a number, where that can be noted."""
         if self.outer is not None:
@@ -172,15 +178,17 @@ def _flattened(product: Product, first: int = 0, last: int = -1) -> Product | No
 
 
 def _picked(product: Product, index: Any) -> Product | None:
-    """Rows: an index that leaves the last axis alone."""
+    """Rows, and of the last axis a slice: a vocabulary may be padded."""
     parts = index if isinstance(index, tuple) else (index,)
     if not all(part is Ellipsis or isinstance(part, (int, slice)) for part in parts):
         return None
     depth = product.hidden.ndim
     named = len(parts) - (Ellipsis in parts)
     last_is_named = named == depth or (Ellipsis in parts and parts[-1] is not Ellipsis)
-    if last_is_named and parts[-1] != slice(None):
-        return None
+    if last_is_named:
+        if not isinstance(parts[-1], slice):
+            return None
+        product, index = product.of(parts[-1]), (*parts[:-1], slice(None))
     return replace(product, hidden=product.hidden[index])
 
 

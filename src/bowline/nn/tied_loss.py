@@ -84,7 +84,8 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
     head = ask() if callable(ask) else None
     weight = getattr(head, "weight", None)
     if not isinstance(head, nn.Linear) or not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
-        seen = "no get_output_embeddings()" if not callable(ask) else f"a {type(head).__name__} as its head"
+        named = "no head" if head is None else f"a head of class {type(head).__name__}"
+        seen = named if callable(ask) else "no get_output_embeddings()"
         raise UsageError(
             f"{type(model).__name__} has {seen}, expected a Linear with a floating-point weight",
             help="call bowline.linear_cross_entropy(hidden, weight, labels) where the loss is computed",

@@ -1,0 +1,249 @@
+"""`use_tied_loss` on every class of transformers that has a head: the loss, gradients and logits that it had without.
+
+    python -m tools.tied_loss_sweep [--report FILE] [CLASS ...]
+
+Each class that can be built tiny, and that takes labels, makes a step as it is, one with `use_tied_loss`, and one after
+its removal. Ends with the counts, what differed, and the classes that could not be run, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+import textwrap
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import transformers
+
+from bowline.errors import UsageError
+from bowline.nn.deferred import DeferredLogits, Product
+from bowline.nn.tied_loss import use_tied_loss
+from tools.sweep import LARGEST, one_line
+from tools.tiny import VOCABULARY, build, candidate_names, load_class
+
+__all__ = ["KINDS", "Result", "run_class"]
+
+KINDS = {
+    "from hidden states": "no logits were made",
+    "in part": "of several losses some from logits",
+    "from logits": "the model needs them for something else",
+    "refused": "by `use_tied_loss`, with a reason",
+    "DIFFERS": "from what it was without",
+    "not run": "its head has no step here, with `use_tied_loss` or without",
+    "no head": "it has none, takes no labels, or cannot be built here",
+}
+BATCH, LENGTH = 2, 9
+SPECIAL = 40
+"""Ids at the end of a vocabulary that may stand for an image and the like."""
+NEAR = 1e-4
+"""Of a gradient's norm: both are float32."""
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one class: one of `KINDS`, and why."""
+
+    name: str
+    kind: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A forward and a backward pass."""
+
+    loss: torch.Tensor
+    gradients: Tensors
+    outputs: Tensors
+
+
+def inputs_of(model: Any, ignoring: bool) -> dict[str, torch.Tensor]:
+    """Ids and labels, some of them ignored, and what else it takes that is not text."""
+    asked = inspect.signature(model.forward).parameters
+    generator = torch.Generator().manual_seed(0)
+    size = min(VOCABULARY, len(model.get_output_embeddings().weight)) - SPECIAL
+    ids, labels = (torch.randint(5, size, (BATCH, LENGTH), generator=generator) for _ in range(2))
+    main = model.main_input_name
+    given = {"labels": labels}
+    if "input_ids" in asked:
+        given |= {"input_ids": ids, "labels": ids.clone()}
+    elif main == "input_features":
+        config = model.config
+        channels = getattr(config, "num_mel_bins", None) or config.input_feat_per_channel
+        frames = 2 * config.max_source_positions
+        shape = (BATCH, channels, frames) if hasattr(config, "num_mel_bins") else (BATCH, frames, channels)
+        given[main] = torch.randn(shape, generator=generator)
+    for name in ("next_sentence_label", "sentence_order_label"):
+        if name in asked:
+            given[name] = torch.tensor([0, 1])
+    if ignoring:
+        given["labels"][0, -2:] = -100
+    return given
+
+
+def step(model: Any, inputs: dict[str, torch.Tensor]) -> Step:
+    """Its loss, the gradients of all parameters, and what else comes out and is as wide as a vocabulary."""
+    model.zero_grad()
+    torch.manual_seed(0)
+    output = model(**inputs, return_dict=True)
+    output.loss.backward()
+    gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    model.zero_grad()
+    outputs = {name: one for name, one in output.items() if isinstance(one, torch.Tensor) and "logits" in name}
+    return Step(output.loss.detach(), gradients, outputs)
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """How many losses are computed from hidden states, and how often logits are made, within it."""
+    calls: Counter[str] = Counter()
+
+    def counting(name: str) -> Any:
+        own = getattr(Product, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return own(*args, **kwargs)
+
+        return patch.object(Product, name, call)
+
+    with counting("cross_entropy"), counting("logits"):
+        yield calls
+
+
+def run_class(name: str) -> Result:
+    """Build one class and make its three steps."""
+    try:
+        cls = load_class(name)
+        model = build(cls)
+    except Exception as error:  # whatever a model class raises is the reason why it is not run
+        return Result(name, "no head", one_line(error))
+    if not has_head(model) or "labels" not in inspect.signature(model.forward).parameters:
+        return Result(name, "no head")
+    if sum(parameter.numel() for parameter in model.parameters()) > LARGEST:
+        return Result(name, "not run", "not tiny however its config is shrunk")
+    try:
+        inputs, plain = plain_step(model)
+    except Exception as error:
+        return Result(name, "not run", one_line(error))
+    try:
+        loss = use_tied_loss(model)
+    except UsageError as error:
+        return Result(name, "refused", str(error).splitlines()[0])
+    with counted() as calls:
+        tied = step(model, inputs)
+    kind = "from logits" if not calls["cross_entropy"] else "in part" if calls["logits"] else "from hidden states"
+    wrong = [*difference(plain, tied)]
+    loss.remove()
+    if not torch.equal(step(model, inputs).loss, plain.loss):
+        wrong.append("the loss after remove()")
+    return Result(name, "DIFFERS" if wrong else kind, ", ".join(wrong))
+
+
+def has_head(model: Any) -> bool:
+    """As the model says."""
+    try:
+        return model.get_output_embeddings() is not None
+    except (AttributeError, NotImplementedError):
+        return False
+
+
+def plain_step(model: Any) -> tuple[dict[str, torch.Tensor], Step]:
+    """With some labels ignored where the model can do that; twice, for it has to say the same."""
+    for config in (model.config, model.config.get_text_config(decoder=True)):
+        for special in ("pad_token_id", "decoder_start_token_id"):  # where labels are shifted
+            if getattr(config, special, None) is None:
+                setattr(config, special, 0)
+    inputs = inputs_of(model, ignoring=True)
+    try:
+        plain = step(model, inputs)
+    except Exception:  # it looks up every label
+        inputs = inputs_of(model, ignoring=False)
+        plain = step(model, inputs)
+    if not plain.loss.isfinite():
+        raise ValueError("its loss is not finite")
+    if not torch.equal(step(model, inputs).loss, plain.loss):
+        raise ValueError("its loss is another one each time")
+    return inputs, plain
+
+
+def difference(plain: Step, tied: Step) -> Iterator[str]:
+    """What is not the same, in words."""
+    if not torch.isclose(tied.loss.to(plain.loss.dtype), plain.loss, rtol=1e-5):
+        yield f"loss {tied.loss.item():.6f} for {plain.loss.item():.6f}"
+    if plain.gradients.keys() != tied.gradients.keys():
+        yield f"gradients of {sorted(plain.gradients.keys() ^ tied.gradients.keys())}"
+    for name in plain.gradients.keys() & tied.gradients.keys():
+        expected = plain.gradients[name]
+        if (tied.gradients[name] - expected).norm() > NEAR * expected.norm() + 1e-7:
+            yield f"the gradient of {name}"
+    if plain.outputs.keys() != tied.outputs.keys():
+        yield f"outputs {sorted(plain.outputs.keys() ^ tied.outputs.keys())}"
+    for name in plain.outputs.keys() & tied.outputs.keys():
+        one, other = plain.outputs[name], tied.outputs[name]
+        if isinstance(other, DeferredLogits):
+            other = other.made()
+        if one.dtype != other.dtype or not torch.allclose(one, other, rtol=1e-4, atol=1e-6):
+            yield name
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("classes", nargs="*", help="only these classes")
+    parser.add_argument("--report", type=Path, help="write the results as Markdown")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    names = arguments.classes or candidate_names()
+    results, started = [], time.monotonic()
+    for at, name in enumerate(names, 1):
+        try:
+            result = run_class(name)
+        except Exception as error:  # with use_tied_loss, and not without
+            result = Result(name, "DIFFERS", one_line(error))
+        results.append(result)
+        if arguments.classes or result.kind == "DIFFERS" or at % 50 == 0:
+            print(f"[{at}/{len(names)}] {name}: {result.kind} {result.reason}", flush=True)
+    text = summary(results, time.monotonic() - started)
+    print(text)
+    if arguments.report:
+        arguments.report.write_text(text + "\n")
+    return 1 if any(result.kind == "DIFFERS" for result in results) else 0
+
+
+def summary(results: list[Result], seconds: float) -> str:
+    """The counts, and by kind the classes with their reasons, as Markdown."""
+    counts = Counter(result.kind for result in results)
+    lines = [
+        f"# `use_tied_loss` on transformers {transformers.__version__}",
+        "",
+        f"{len(results)} classes; {seconds:.0f} s, torch {torch.__version__}.",
+        "",
+        "| the loss is computed | classes | |",
+        "|---|---|---|",
+        *(f"| {kind} | {counts[kind]} | {meaning} |" for kind, meaning in KINDS.items()),
+    ]
+    for kind in KINDS:
+        if counts[kind] and kind != "no head":
+            those = [one for one in results if one.kind == kind]
+            lines += ["", f"## {kind[:1].upper()}{kind[1:]}", ""]
+            lines += textwrap.wrap(", ".join(one.name for one in those if not one.reason), 120)
+            lines += [f"- {one.name}: {one.reason}" for one in those if one.reason]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
