@@ -230,13 +230,28 @@ class Headless(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "told"), [(Headless(), "has no head, expected a Linear"), (nn.Linear(2, 3), "no get_output")]
+    ("model", "told"), [(Headless(), "has no head, expected a torch.nn.Linear"), (nn.Linear(2, 3), "no get_output")]
 )
 def test_a_model_without_a_linear_head_is_refused(model: nn.Module, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         use_tied_loss(model)
     with pytest.raises(UsageError, match="expected"):
         use_tied_loss("gpt2")  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_head_with_an_adapter_is_refused_by_its_whole_name() -> None:
+    """PEFT's is called Linear too; an adapter elsewhere, on the lookup even, is none of its business."""
+    peft = pytest.importorskip("peft")
+    with pytest.raises(UsageError, match=r"a head of class peft\.\S+\.Linear, expected a torch\.nn\.Linear"):
+        use_tied_loss(peft.get_peft_model(built("GPT2LMHeadModel"), peft.LoraConfig(target_modules=["lm_head"])))
+    adapted = peft.get_peft_model(built("GPT2LMHeadModel"), peft.LoraConfig(target_modules=["c_attn", "wte"]))
+    plain, gradients = step(adapted)
+    with use_tied_loss(adapted):
+        output, found = step(adapted)
+    assert output.logits._made is None
+    torch.testing.assert_close(output.loss, plain.loss, check_dtype=False, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(found, gradients, rtol=1e-4, atol=1e-7)
 
 
 class Scaled(nn.Linear):

@@ -84,10 +84,11 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
     head = ask() if callable(ask) else None
     weight = getattr(head, "weight", None)
     if not isinstance(head, nn.Linear) or not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
-        named = "no head" if head is None else f"a head of class {type(head).__name__}"
+        kind = type(head)
+        named = "no head" if head is None else f"a head of class {kind.__module__}.{kind.__qualname__}"
         seen = named if callable(ask) else "no get_output_embeddings()"
         raise UsageError(
-            f"{type(model).__name__} has {seen}, expected a Linear with a floating-point weight",
+            f"{type(model).__name__} has {seen}, expected a torch.nn.Linear with a floating-point weight",
             help="call bowline.linear_cross_entropy(hidden, weight, labels) where the loss is computed",
         )
     if type(head).forward not in (nn.Linear.forward, LMHead.forward):
