@@ -10,11 +10,14 @@ import torch
 from torch import nn
 
 from bowline.errors import UsageError
-from bowline.nn.deferred import DeferredLogits, Product
+from bowline.nn.deferred import DeferredLogits, Product, version_of
 from bowline.nn.heads import LMHead
 from bowline.nn.slots import expect_module
 
 __all__ = ["TiedLoss", "use_tied_loss"]
+
+PLAIN = (torch.Tensor, nn.Parameter)
+"""A head of others, as of DTensor where it is split over devices, computes its logits."""
 
 
 class TiedLoss:
@@ -111,12 +114,14 @@ def _deferring(head: nn.Linear, backend: str) -> Callable[[torch.Tensor], torch.
     own = type(head).forward
 
     def deferred(hidden: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if traced or not all(type(one) in PLAIN for one in (hidden, head.weight, head.bias) if one is not None):
             return own(head, hidden)
         kind = hidden.device.type
         narrow = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
         cast = torch.get_autocast_dtype(kind) if narrow else None
         dtype = cast or torch.result_type(hidden, head.weight)
-        return DeferredLogits(Product(hidden, head.weight, head.bias, dtype, cast, backend))
+        grad, version = torch.is_grad_enabled(), version_of(head.weight)
+        return DeferredLogits(Product(hidden, head.weight, head.bias, dtype, cast, grad, version, backend))
 
     return deferred

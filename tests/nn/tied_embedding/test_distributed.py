@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +9,7 @@ import torch
 
 from tests.nn.tied_embedding.ends import body, loss_of, near, untied
 from tests.nn.tied_embedding.workers import BATCHES, KINDS, Tied, batch
+from tests.processes import of_two_processes
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
@@ -22,32 +19,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Of each process, by kind."""
-    root, place = Path(__file__).parents[3], tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
-    workers = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.nn.tied_embedding.workers",
-                str(rank),
-                str(place / "store"),
-                str(place / "out"),
-            ],
-            cwd=root,
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [worker.communicate(timeout=120)[1] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(errors)
-    return [torch.load(f"{place / 'out'}.{rank}") for rank in range(2)]
+    return of_two_processes("tests.nn.tied_embedding.workers", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

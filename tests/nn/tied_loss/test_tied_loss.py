@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import copy
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
@@ -267,96 +263,3 @@ def test_a_linear_that_does_more_than_a_linear_is_refused() -> None:
     with pytest.raises(UsageError, match="is a Scaled, which has a forward of its own"):
         use_tied_loss(model)
     assert "forward" not in model.lm_head.__dict__
-
-
-# --- logits that are deferred ---------------------------------------------------------------------------------------
-
-STEPS: dict[str, Callable[[Any], Any]] = {
-    "float": lambda x: x.float(),
-    "to": lambda x: x.to(torch.float32),
-    "to device": lambda x: x.to("cpu"),
-    "scale": lambda x: x * 0.5,
-    "scale from the left": lambda x: 0.5 * x,
-    "divide": lambda x: x / 3.0,
-    "cap": lambda x: torch.tanh(x / 2.0) * 2.0,
-    "contiguous": lambda x: x.contiguous(),
-    "view": lambda x: x.view(-1, x.size(-1)),
-    "reshape": lambda x: x.reshape(-1, V),
-    "view by shape": lambda x: x.view(x.shape),
-    "flatten": lambda x: x.flatten(0, -2),
-    "rows": lambda x: x[..., :-1, :],
-    "first": lambda x: x[:1],
-    "tokens": lambda x: x[..., :10],
-    "tokens from": lambda x: x[..., 3:],
-    "every other token": lambda x: x[..., ::2],
-    "one token": lambda x: x[..., 3],
-    "softmax": lambda x: x.softmax(-1),
-    "negate": lambda x: -x,
-    "bias": lambda x: x + torch.arange(V, dtype=x.dtype),
-    "detach": lambda x: x.detach(),
-    "transpose": lambda x: x.transpose(0, -1),
-    "sum": lambda x: x.sum(-1),
-}
-
-
-@settings(max_examples=150)
-@given(st.lists(st.sampled_from(sorted(STEPS)), max_size=5), st.booleans())
-def test_whatever_is_done_to_them_is_what_would_be_of_the_logits(steps: list[str], biased: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    hidden, weight = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((2, 3, 4), (V, 4)))
-    bias = torch.randn(V, generator=generator, dtype=torch.float64) if biased else None
-    real: Any = F.linear(hidden, weight, bias)
-    deferred: Any = DeferredLogits(Product(hidden, weight, bias, torch.float64))
-    for name in steps:
-        try:
-            real = STEPS[name](real)
-        except (RuntimeError, IndexError):  # not of this shape any more, or not of this layout, which is not kept
-            return
-        deferred = STEPS[name](deferred)
-        assert (tuple(deferred.shape), deferred.dtype, deferred.dim()) == (tuple(real.shape), real.dtype, real.dim())
-    torch.testing.assert_close(deferred + 0, real, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_its_cross_entropy_is_torchs(reduction: str, smoothing: float) -> None:
-    hidden, weight = torch.randn(6, 4, dtype=torch.float64), torch.randn(V, 4, dtype=torch.float64)
-    labels = torch.tensor([1, 2, -100, 4, 5, 49])
-    options: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
-    deferred = DeferredLogits(Product(hidden, weight, None, torch.float64))
-    torch.testing.assert_close(
-        F.cross_entropy(deferred, labels, **options), F.cross_entropy(hidden @ weight.T, labels, **options)
-    )
-    assert deferred._made is None
-    weighted = F.cross_entropy(
-        deferred, labels, weight=torch.rand(V, dtype=torch.float64)
-    )  # torch's own, of the logits
-    assert deferred._made is not None
-    assert weighted.isfinite()
-
-
-def test_a_padded_vocabulary_may_be_cut_off() -> None:
-    """Inkling 2 does it after a softcap."""
-    hidden, weight = torch.randn(6, 4, dtype=torch.float64), torch.randn(V, 4, dtype=torch.float64)
-    bias, labels = torch.randn(V, dtype=torch.float64), torch.tensor([1, 2, -100, 4, 5, 39])
-    ends = [one.clone().requires_grad_() for one in (hidden, weight, bias)]
-    deferred: Any = DeferredLogits(Product(ends[0], ends[1], ends[2], torch.float64))
-    cut = ((deferred / 3).tanh() * 3)[..., :40]
-    loss = F.cross_entropy(cut, labels)
-    assert isinstance(cut, DeferredLogits)
-    assert cut._made is None
-    loss.backward()
-    expected = [one.clone().requires_grad_() for one in (hidden, weight, bias)]
-    plain = F.cross_entropy((F.linear(*expected) / 3).tanh()[..., :40] * 3, labels)
-    plain.backward()
-    torch.testing.assert_close(loss, plain)
-    for one, other in zip(ends, expected, strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
-
-
-def test_copies_and_pickles_are_plain_logits() -> None:
-    deferred = DeferredLogits(Product(torch.ones(2, 4), torch.ones(V, 4), None, torch.float32))
-    for copied in (copy.deepcopy(deferred), pickle.loads(pickle.dumps(deferred))):
-        assert type(copied) is torch.Tensor
-        assert torch.equal(copied, torch.full((2, V), 4.0))
-    assert "DeferredLogits(shape=(2, 50)" in repr(DeferredLogits(deferred.product))

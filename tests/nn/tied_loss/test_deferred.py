@@ -1,0 +1,253 @@
+"""Logits that are not computed until something needs them: what is done to them is what would be done to logits."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
+
+from bowline.errors import UsageError
+from bowline.nn.deferred import DeferredLogits, Product, version_of
+
+V = 50
+
+
+def ends(seed: int = 0, biased: bool = True) -> list[torch.Tensor]:
+    """hidden (6, 4), weight (V, 4) and bias (V,), which gather gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(6, 4), (V, 4), (V,)][: 3 if biased else 2]
+    return [torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def deferred_of(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **more: Any) -> Any:
+    return DeferredLogits(Product(hidden, weight, bias, hidden.dtype, **more))
+
+
+LABELS = torch.tensor([1, 2, -100, 4, 5, 39])
+
+STEPS: dict[str, Callable[[Any], Any]] = {
+    "float": lambda x: x.float(),
+    "to": lambda x: x.to(torch.float32),
+    "to device": lambda x: x.to("cpu"),
+    "scale": lambda x: x * 0.5,
+    "scale from the left": lambda x: 0.5 * x,
+    "divide": lambda x: x / 3.0,
+    "cap": lambda x: torch.tanh(x / 2.0) * 2.0,
+    "contiguous": lambda x: x.contiguous(),
+    "view": lambda x: x.view(-1, x.size(-1)),
+    "reshape": lambda x: x.reshape(-1, V),
+    "view by shape": lambda x: x.view(x.shape),
+    "flatten": lambda x: x.flatten(0, -2),
+    "rows": lambda x: x[..., :-1, :],
+    "first": lambda x: x[:1],
+    "tokens": lambda x: x[..., :10],
+    "tokens from": lambda x: x[..., 3:],
+    "every other token": lambda x: x[..., ::2],
+    "one token": lambda x: x[..., 3],
+    "softmax": lambda x: x.softmax(-1),
+    "negate": lambda x: -x,
+    "bias": lambda x: x + torch.arange(V, dtype=x.dtype),
+    "detach": lambda x: x.detach(),
+    "transpose": lambda x: x.transpose(0, -1),
+    "sum": lambda x: x.sum(-1),
+}
+
+
+@settings(max_examples=150)
+@given(st.lists(st.sampled_from(sorted(STEPS)), max_size=5), st.booleans())
+def test_whatever_is_done_to_them_is_what_would_be_of_the_logits(steps: list[str], biased: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((2, 3, 4), (V, 4)))
+    bias = torch.randn(V, generator=generator, dtype=torch.float64) if biased else None
+    real: Any = F.linear(hidden, weight, bias)
+    deferred: Any = DeferredLogits(Product(hidden, weight, bias, torch.float64))
+    for name in steps:
+        try:
+            real = STEPS[name](real)
+        except (RuntimeError, IndexError):  # not of this shape any more, or not of this layout, which is not kept
+            return
+        deferred = STEPS[name](deferred)
+        assert (tuple(deferred.shape), deferred.dtype, deferred.dim()) == (tuple(real.shape), real.dtype, real.dim())
+    torch.testing.assert_close(deferred + 0, real, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_its_cross_entropy_is_torchs(reduction: str, smoothing: float) -> None:
+    hidden, weight = torch.randn(6, 4, dtype=torch.float64), torch.randn(V, 4, dtype=torch.float64)
+    labels = torch.tensor([1, 2, -100, 4, 5, 49])
+    options: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
+    deferred = DeferredLogits(Product(hidden, weight, None, torch.float64))
+    torch.testing.assert_close(
+        F.cross_entropy(deferred, labels, **options), F.cross_entropy(hidden @ weight.T, labels, **options)
+    )
+    assert deferred._made is None
+    weighted = F.cross_entropy(
+        deferred, labels, weight=torch.rand(V, dtype=torch.float64)
+    )  # torch's own, of the logits
+    assert deferred._made is not None
+    assert weighted.isfinite()
+
+
+def test_a_padded_vocabulary_may_be_cut_off() -> None:
+    """Inkling 2 does it after a softcap."""
+    hidden, weight = torch.randn(6, 4, dtype=torch.float64), torch.randn(V, 4, dtype=torch.float64)
+    bias, labels = torch.randn(V, dtype=torch.float64), torch.tensor([1, 2, -100, 4, 5, 39])
+    ends = [one.clone().requires_grad_() for one in (hidden, weight, bias)]
+    deferred: Any = DeferredLogits(Product(ends[0], ends[1], ends[2], torch.float64))
+    cut = ((deferred / 3).tanh() * 3)[..., :40]
+    loss = F.cross_entropy(cut, labels)
+    assert isinstance(cut, DeferredLogits)
+    assert cut._made is None
+    loss.backward()
+    expected = [one.clone().requires_grad_() for one in (hidden, weight, bias)]
+    plain = F.cross_entropy((F.linear(*expected) / 3).tanh()[..., :40] * 3, labels)
+    plain.backward()
+    torch.testing.assert_close(loss, plain)
+    for one, other in zip(ends, expected, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_copies_and_pickles_are_plain_logits() -> None:
+    deferred = DeferredLogits(Product(torch.ones(2, 4), torch.ones(V, 4), None, torch.float32))
+    for copied in (copy.deepcopy(deferred), pickle.loads(pickle.dumps(deferred))):
+        assert type(copied) is torch.Tensor
+        assert torch.equal(copied, torch.full((2, V), 4.0))
+    assert "DeferredLogits(shape=(2, 50)" in repr(DeferredLogits(deferred.product))
+
+
+# --- their place in the graph, which DDP and FSDP look at ------------------------------------------------------------
+
+
+def test_asking_whether_they_have_gradients_computes_nothing() -> None:
+    deferred = deferred_of(*ends())
+    assert deferred.requires_grad
+    assert not deferred.is_leaf
+    assert deferred._base is None
+    assert deferred.grad_fn is not None
+    assert deferred._made is None
+    assert not deferred_of(*(one.detach() for one in ends())).requires_grad
+
+
+@pytest.mark.parametrize("step", [lambda x: x, lambda x: (x / 3).tanh() * 3, lambda x: x[..., :40] * 2])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_hook_on_them_sees_the_gradient_that_logits_have(biased: bool, step: Callable[[Any], Any]) -> None:
+    """FSDP puts one on all that leaves a module, and gathers the parameters when it is called."""
+    mine, plain = ends(biased=biased), ends(biased=biased)
+    seen: list[torch.Tensor] = []
+    deferred, logits = step(deferred_of(*mine)), step(F.linear(*plain))
+    deferred.register_hook(seen.append)
+    logits.retain_grad()
+    assert deferred._made is None
+    F.cross_entropy(deferred * 1.0, LABELS).backward()
+    F.cross_entropy(logits * 1.0, LABELS).backward()
+    assert len(seen) == 1
+    torch.testing.assert_close(seen[0], logits.grad)
+    for one, other in zip(mine, plain, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_hook_that_was_put_on_after_the_loss_makes_no_logits_and_is_called_when_they_are_used() -> None:
+    mine = ends()
+    deferred = deferred_of(*mine)
+    loss = F.cross_entropy(deferred, LABELS)
+    called: list[int] = []
+    deferred.register_hook(lambda _: called.append(1))
+    loss.backward(retain_graph=True)
+    assert deferred._made is None
+    assert called == []
+    (loss + deferred.logsumexp(-1).sum()).backward()
+    assert called == [1]
+
+
+class Sink(torch.autograd.Function):
+    """As DDP's, through which it sends what leaves a model."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(one.clone() for one in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        Sink.calls += 1
+        return gradients
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_gradients_come_by_what_was_put_behind_them(inside: bool) -> None:
+    mine, plain = ends(), ends()
+    Sink.calls = 0
+    deferred = deferred_of(*mine)
+    loss = F.cross_entropy(deferred, LABELS)
+    sink: Any = Sink.apply
+    out, given_back = sink(deferred, loss)
+    assert isinstance(out, DeferredLogits)
+    (given_back if inside else F.cross_entropy(out, LABELS)).backward()
+    assert Sink.calls == 1
+    assert (out._made is None) == inside
+    F.cross_entropy(F.linear(*plain), LABELS).backward()
+    for one, other in zip(mine, plain, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+# --- when they were made, and where ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_look_without_autograd_leaves_the_loss_its_gradients(mode: Callable[[], Any]) -> None:
+    mine = ends()
+    deferred = deferred_of(*mine)
+    with mode():
+        deferred.argmax(-1)
+    F.cross_entropy(deferred, LABELS).backward()
+    assert all(one.grad is not None for one in mine)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_those_of_a_model_without_autograd_have_no_gradients_after_it(mode: Callable[[], Any]) -> None:
+    mine = ends()
+    with mode():
+        deferred = deferred_of(mine[0] * 1, *mine[1:], grad=torch.is_grad_enabled())
+    assert not deferred.requires_grad
+    assert not F.cross_entropy(deferred, LABELS).requires_grad
+    assert not (deferred + 0).requires_grad
+    with torch.no_grad():
+        assert not deferred_of(*mine).float().requires_grad
+
+
+def test_logits_of_a_matrix_that_has_changed_since_are_refused() -> None:
+    """They would be neither those of then nor of now."""
+    hidden, weight, bias = ends()
+    deferred = deferred_of(hidden, weight, bias, version=version_of(weight))
+    view = deferred[..., :40]
+    F.cross_entropy(deferred, LABELS).backward()
+    torch.optim.SGD([weight], lr=0.1).step()
+    for one in (deferred, view):
+        with pytest.raises(UsageError, match="has changed since the model ran"):
+            one.argmax(-1)
+        with pytest.raises(UsageError, match="has changed since the model ran"):
+            F.cross_entropy(one, LABELS)
+
+
+def test_a_matrix_that_was_freed_is_named() -> None:
+    """FSDP2 takes the storage away, ZeRO-3 the numbers and the shape."""
+    hidden, weight, bias = ends()
+    deferred = deferred_of(hidden, weight, bias)
+    weight.untyped_storage().resize_(0)
+    with pytest.raises(UsageError, match="was freed after the head's forward pass"):
+        F.cross_entropy(deferred, LABELS)
+    hidden, weight, bias = ends()
+    deferred = deferred_of(hidden, weight, bias)
+    weight.data = torch.empty(0, dtype=weight.dtype)
+    with pytest.raises(UsageError, match="was freed after the head's forward pass"):
+        deferred.sum()
