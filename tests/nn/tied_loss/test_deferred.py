@@ -115,6 +115,13 @@ def test_a_padded_vocabulary_may_be_cut_off() -> None:
         torch.testing.assert_close(one.grad, other.grad)
 
 
+def test_a_bias_of_another_precision_than_the_matrix_is_not_rounded() -> None:
+    hidden, weight = torch.randn(6, 4, dtype=torch.bfloat16), torch.randn(V, 4, dtype=torch.bfloat16)
+    bias = torch.randn(V)
+    found = F.cross_entropy(deferred_of(hidden, weight).float() + bias, LABELS)
+    torch.testing.assert_close(found, F.cross_entropy(F.linear(hidden, weight).float() + bias, LABELS))
+
+
 def test_copies_and_pickles_are_plain_logits() -> None:
     deferred = DeferredLogits(Product(torch.ones(2, 4), torch.ones(V, 4), None, torch.float32))
     for copied in (copy.deepcopy(deferred), pickle.loads(pickle.dumps(deferred))):

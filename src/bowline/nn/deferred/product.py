@@ -112,9 +112,9 @@ class Product:
     def plus(self, other: torch.Tensor) -> Product | None:
         """The logits plus a bias (V,), where that can be noted."""
         one_each = other.numel() == self.weight.shape[0] == other.shape[-1] if other.ndim else False
-        if self.outer is not None or self.scale != 1.0 or not one_each:
+        if self.outer is not None or self.scale != 1.0 or not one_each or other.dtype != self.weight.dtype:
             return None
-        bias = other.reshape(-1).to(self.weight.dtype)
+        bias = other.reshape(-1)
         return replace(self, bias=bias if self.bias is None else self.bias + bias)
 
 
