@@ -50,8 +50,8 @@ def pick(hidden: torch.Tensor, weight: torch.Tensor, total: bool, return_logits:
         return "reference" if backend == "auto" else backend
     plain = all(type(one) in (torch.Tensor, nn.Parameter) for one in (hidden, weight))
     here = hidden.device == weight.device and hidden.device.type in ("cpu", "cuda")
-    if return_logits or not plain or not here or torch.compiler.is_compiling():
-        return "logits"  # which has them; traces into one graph; leaves the products to a subclass
+    if return_logits or not plain or not here or (torch.compiler.is_compiling() and not total):
+        return "logits"  # which has them; can be traced; leaves the products to a subclass
     if backend == "chunked":
         return backend
     logits = hidden.shape[:-1].numel() * len(weight) * weight.dtype.itemsize

@@ -16,8 +16,9 @@ from bowline.nn.loss.first_order import first_order_only
 from bowline.nn.loss.handed import weight_gradient
 from bowline.nn.loss.job import Job, Sweep, Wanted
 from bowline.nn.loss.options import Options
-from bowline.nn.loss.resources import Resources
+from bowline.nn.loss.resources import Resources, current
 from bowline.nn.loss.sweep import sweep
+from bowline.nn.loss.traced import traced_total
 
 __all__ = ["chunked_losses", "chunked_total"]
 
@@ -29,15 +30,16 @@ def chunked_total(
     labels: torch.Tensor,
     factors: torch.Tensor,
     options: Options,
-    allowed: Resources,
 ) -> torch.Tensor:
     """The sum over positions of factor times loss: hidden (..., D), labels and factors (...), a number."""
     flat = hidden.reshape(-1, hidden.shape[-1]), weight, bias, labels.reshape(-1), factors.reshape(-1)
+    if torch.compiler.is_compiling():
+        return traced_total(*flat, options, _lift(flat[4], hidden.dtype))
     if not _needs_gradient(hidden, weight, bias, factors):
-        found = sweep(Job(*flat[:4], options, allowed, Wanted(), flat[4]), skip=True)
+        found = sweep(Job(*flat[:4], options, current(), Wanted(), flat[4]), skip=True)
         return (found.losses * flat[4]).sum()
     head: Any = _AtOnce  # `apply` has no types
-    total: torch.Tensor = head.apply(*flat, options, allowed)
+    total: torch.Tensor = head.apply(*flat, options, current())
     return total
 
 
@@ -47,12 +49,11 @@ def chunked_losses(
     bias: torch.Tensor | None,
     labels: torch.Tensor,
     options: Options,
-    allowed: Resources,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses and the lse of each position, (...) and (...)."""
     flat = hidden.reshape(-1, hidden.shape[-1]), weight, bias, labels.reshape(-1)
     head: Any = _Again
-    losses, lse = head.apply(*flat, options, allowed)
+    losses, lse = head.apply(*flat, options, current())
     return losses.view(labels.shape), lse.view(labels.shape)
 
 

@@ -16,7 +16,6 @@ from bowline.nn.loss.logits import linear_logits
 from bowline.nn.loss.options import Options, Reduction, check_arguments, check_ends, check_labels, check_mask
 from bowline.nn.loss.peers import PEERS, peer_loss
 from bowline.nn.loss.reference import position_weights, reduced, reference_losses
-from bowline.nn.loss.resources import current
 from bowline.nn.loss.torchs import torch_losses
 from bowline.nn.wide_products import emulated
 
@@ -107,10 +106,10 @@ def linear_cross_entropy(
         wide = torch.promote_types(ends[0].dtype, torch.float32)
         weights = position_weights(labels, ignore_index, class_weight, wide, reduction)
         if name == "chunked" and total:
-            return chunked_total(*ends, labels, weights, options, current())
+            return chunked_total(*ends, labels, weights, options)
         lse = logits = None
         if name == "chunked":
-            losses, lse = chunked_losses(*ends, labels, options, current())
+            losses, lse = chunked_losses(*ends, labels, options)
         elif name == "logits":
             losses, lse, logits = kept_losses(*ends, labels, options)
         elif name == "torch":
@@ -140,5 +139,6 @@ def _autocast_dtype(hidden: torch.Tensor, weight: torch.Tensor, backend: str) ->
     ):
         return None
     dtype = torch.get_autocast_dtype(kind)
-    wide = backend == "chunked" and kind == "cpu" and weight.dtype == torch.float32 and emulated(dtype)
+    here = kind == "cpu" and not torch.compiler.is_compiling()  # which cannot trace the question
+    wide = here and backend == "chunked" and weight.dtype == torch.float32 and emulated(dtype)
     return torch.float32 if wide else dtype

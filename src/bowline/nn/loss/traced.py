@@ -1,0 +1,109 @@
+"""`chunked_total` in a graph of `torch.compile`: one operator, which runs the sweep when the graph runs.
+
+The gradients that it makes are results of the forward graph, and the backward graph multiplies them. What may be used
+(`resources`) and whether labels are tokens is looked at when it runs, not when it is traced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from bowline.nn.loss.job import Job, Wanted
+from bowline.nn.loss.options import Options, check_labels
+from bowline.nn.loss.resources import current
+from bowline.nn.loss.sweep import sweep
+
+__all__ = ["traced_total"]
+
+SCHEMA = (
+    "(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor factors, bool[] wanted, *, float logit_scale, "
+    "float? softcap, int ignore_index, float label_smoothing, float z_loss, int[] mask_ids) "
+    "-> (Tensor losses, Tensor of_hidden, Tensor of_weight, Tensor of_bias)"
+)
+Swept = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def traced_total(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    factors: torch.Tensor,
+    options: Options,
+    lift: torch.Tensor | None,
+) -> torch.Tensor:
+    """The sum of factor times loss: hidden (N, D), labels and factors (N,), a number.
+
+    Where there is a `lift`, gradients are that many times as large until the backward pass.
+    """
+    grad = torch.is_grad_enabled()
+    wanted = [grad and one is not None and one.requires_grad for one in (hidden, weight, bias, factors)]
+    head: Any = _Traced.apply
+    total: torch.Tensor = head(hidden, weight, bias, labels, factors, options, lift, wanted)
+    return total
+
+
+class _Traced(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> torch.Tensor:
+        hidden, weight, bias, labels, factors, options, lift, wanted = args
+        of_loss = factors if lift is None else factors * lift
+        ends = hidden, weight, bias, labels, of_loss
+        losses, *gradients = _swept(*ends, wanted[:3], **asdict(options))
+        ctx.save_for_backward(losses, *gradients, *(() if lift is None else (lift,)))
+        ctx.wanted = wanted
+        total: torch.Tensor = (losses * factors).sum()
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        losses, *gradients = ctx.saved_tensors
+        by = grads[0] / gradients[3] if len(gradients) > 3 else grads[0]
+        found = [one * by.to(one.dtype) if asked else None for one, asked in zip(gradients, ctx.wanted, strict=False)]
+        of_factors = losses * grads[0] if ctx.wanted[3] else None
+        return *found[:3], None, of_factors, None, None, None
+
+
+def _run(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    of_loss: torch.Tensor,
+    wanted: list[bool],
+    **options: Any,
+) -> Swept:
+    options["mask_ids"] = tuple(options["mask_ids"])
+    asked = Options(**options)
+    check_labels(labels, len(weight), asked)
+    of_hidden, of_weight, of_bias = wanted
+    gradients = Wanted(hidden=of_hidden, weight=of_weight, bias=of_bias)
+    found = sweep(Job(hidden, weight, bias, labels, asked, current(), gradients, of_loss), skip=True)
+    none = (hidden.new_empty(0) for _ in wanted)
+    made = (found.of_hidden, found.of_weight, found.of_bias)
+    first, second, third = (next(none) if one is None else one.contiguous() for one in made)
+    return found.losses, first, second, third
+
+
+def _shapes(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    of_loss: torch.Tensor,
+    wanted: list[bool],
+    **options: Any,
+) -> Swept:
+    losses = hidden.new_empty(labels.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
+    first, second, third = (
+        one.new_empty(one.shape) if asked and one is not None else hidden.new_empty(0)
+        for one, asked in zip((hidden, weight, bias), wanted, strict=True)
+    )
+    return losses, first, second, third
+
+
+_swept: Any = torch.library.custom_op("bowline::swept", _run, mutates_args=(), schema=SCHEMA)
+_swept.register_fake(_shapes)
