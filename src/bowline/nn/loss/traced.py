@@ -62,7 +62,7 @@ class _Traced(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         losses, *gradients = ctx.saved_tensors
         by = grads[0] / gradients[3] if len(gradients) > 3 else grads[0]
-        found = [one * by.to(one.dtype) if asked else None for one, asked in zip(gradients, ctx.wanted, strict=False)]
+        found = [one * by if asked else None for one, asked in zip(gradients, ctx.wanted, strict=False)]
         of_factors = losses * grads[0] if ctx.wanted[3] else None
         return *found[:3], None, of_factors, None, None, None
 
