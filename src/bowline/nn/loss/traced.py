@@ -60,11 +60,19 @@ class _Traced(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        losses, *gradients = ctx.saved_tensors
-        by = grads[0] / gradients[3] if len(gradients) > 3 else grads[0]
-        found = [one * by if asked else None for one, asked in zip(gradients, ctx.wanted, strict=False)]
-        of_factors = losses * grads[0] if ctx.wanted[3] else None
-        return *found[:3], None, of_factors, None, None, None
+        losses, of_hidden, of_weight, of_bias, *lift = ctx.saved_tensors
+        by = grads[0] / lift[0] if lift else grads[0]
+        hidden, weight, bias, factors = ctx.wanted
+        return (
+            of_hidden * by if hidden else None,
+            of_weight * by if weight else None,
+            of_bias * by if bias else None,
+            None,
+            losses * grads[0] if factors else None,
+            None,
+            None,
+            None,
+        )
 
 
 def _run(
