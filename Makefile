@@ -8,15 +8,15 @@ PIP := -m pip install --quiet --disable-pip-version-check --constraint constrain
 .PHONY: demo demo-audit demo-models demo-train test kills beside sweep sweep-4 sweep-loss sweep-loss-4 fuzz families clean help
 
 help:
-	@echo "make demo      audit a real checkpoint beside broken ones (no torch), the families, and a model trained here"
-	@echo "make test      lint, types, tests"
-	@echo "make kills     a training run killed at random twenty times, resumed, and compared bit for bit"
-	@echo "make sweep     every class that can be built in transformers 5: predicted against loaded"
-	@echo "make sweep-4   the same in transformers 4"
+	@echo "make demo          audit a real checkpoint beside broken ones (no torch), the families, and a model trained here"
+	@echo "make test          lint, types, tests"
+	@echo "make kills         a training run killed at random twenty times, resumed, and compared bit for bit"
+	@echo "make sweep         every class that can be built in transformers 5: predicted against loaded"
+	@echo "make sweep-4       the same in transformers 4"
 	@echo "make sweep-loss    every class with a head, with use_tied_loss and without: loss, gradients, logits"
 	@echo "make sweep-loss-4  the same in transformers 4"
-	@echo "make fuzz      200,000 safetensors headers against safetensors itself"
-	@echo "make families  generate the families' table from both versions of transformers"
+	@echo "make fuzz          200,000 safetensors headers against safetensors itself"
+	@echo "make families      generate the families' table from both versions of transformers"
 
 # The base install: what a user gets.
 $(VENV)/base: pyproject.toml constraints.txt
