@@ -32,7 +32,17 @@ from bowline.families.resolve import FLAG
 from bowline.families.table import Declared, load_table
 from tools.tiny import build, load_class, tiny_config
 
-__all__ = ["LARGEST", "LOADER", "STATES", "Case", "ClassResult", "one_line", "run_class", "tied_classes"]
+__all__ = [
+    "LARGEST",
+    "LOADER",
+    "STATES",
+    "Case",
+    "ClassResult",
+    "arguments_of",
+    "one_line",
+    "run_class",
+    "tied_classes",
+]
 
 LOADER = f"transformers-{transformers.__version__.split('.')[0]}"
 
@@ -243,15 +253,20 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments_of(description: str | None) -> argparse.Namespace:
+    """A sweep's arguments; its libraries are told to be quiet, and torch to take one thread."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("classes", nargs="*", help="only these classes")
     parser.add_argument("--report", type=Path, help="write the results as Markdown")
-    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = arguments_of(__doc__)
     names = arguments.classes or tied_classes()
     results, started = [], time.monotonic()
     for at, name in enumerate(names, 1):

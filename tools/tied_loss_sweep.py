@@ -8,17 +8,14 @@ its removal. Ends with the counts, what differed, and the classes that could not
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import sys
 import textwrap
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -28,7 +25,7 @@ import transformers
 from bowline.errors import UsageError
 from bowline.nn.deferred import DeferredLogits, Product
 from bowline.nn.tied_loss import use_tied_loss
-from tools.sweep import LARGEST, one_line
+from tools.sweep import LARGEST, arguments_of, one_line
 from tools.tiny import VOCABULARY, build, candidate_names, load_class
 
 __all__ = ["KINDS", "Result", "run_class"]
@@ -200,13 +197,7 @@ def difference(plain: Step, tied: Step) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("classes", nargs="*", help="only these classes")
-    parser.add_argument("--report", type=Path, help="write the results as Markdown")
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
+    arguments = arguments_of(__doc__)
     names = arguments.classes or candidate_names()
     results, started = [], time.monotonic()
     for at, name in enumerate(names, 1):

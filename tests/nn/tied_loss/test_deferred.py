@@ -41,6 +41,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
     "divide": lambda x: x / 3.0,
     "cap": lambda x: torch.tanh(x / 2.0) * 2.0,
     "contiguous": lambda x: x.contiguous(),
+    "clone": lambda x: x.clone(),
     "view": lambda x: x.view(-1, x.size(-1)),
     "reshape": lambda x: x.reshape(-1, V),
     "view by shape": lambda x: x.view(x.shape),

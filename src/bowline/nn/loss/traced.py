@@ -75,39 +75,24 @@ class _Traced(torch.autograd.Function):
         )
 
 
-def _run(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    of_loss: torch.Tensor,
-    wanted: list[bool],
-    **options: Any,
-) -> Swept:
-    options["mask_ids"] = tuple(options["mask_ids"])
-    asked = Options(**options)
+def _run(*ends: Any, **options: Any) -> Swept:
+    """What the operator does."""
+    hidden, weight, bias, labels, of_loss, (of_hidden, of_weight, of_bias) = ends
+    asked = Options(**options | {"mask_ids": tuple(options["mask_ids"])})
     check_labels(labels, len(weight), asked)
-    of_hidden, of_weight, of_bias = wanted
-    gradients = Wanted(hidden=of_hidden, weight=of_weight, bias=of_bias)
-    found = sweep(Job(hidden, weight, bias, labels, asked, current(), gradients, of_loss), skip=True)
-    none = (hidden.new_empty(0) for _ in wanted)
+    wanted = Wanted(hidden=of_hidden, weight=of_weight, bias=of_bias)
+    found = sweep(Job(hidden, weight, bias, labels, asked, current(), wanted, of_loss), skip=True)
     made = (found.of_hidden, found.of_weight, found.of_bias)
-    first, second, third = (next(none) if one is None else one.contiguous() for one in made)
+    first, second, third = (hidden.new_empty(0) if one is None else one.contiguous() for one in made)
     return found.losses, first, second, third
 
 
-def _shapes(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    of_loss: torch.Tensor,
-    wanted: list[bool],
-    **options: Any,
-) -> Swept:
+def _shapes(*ends: Any, **_options: Any) -> Swept:
+    """What comes out of it: nothing in the place of a gradient that is not wanted."""
+    hidden, weight, bias, labels, _, wanted = ends
     losses = hidden.new_empty(labels.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
     first, second, third = (
-        one.new_empty(one.shape) if asked and one is not None else hidden.new_empty(0)
+        one.new_empty(one.shape) if asked else hidden.new_empty(0)
         for one, asked in zip((hidden, weight, bias), wanted, strict=True)
     )
     return losses, first, second, third
