@@ -30,7 +30,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from benchmarks.measure import machine, median, peak_of
 from bowline.nn.loss import linear_cross_entropy, resources
 from bowline.nn.loss.fastest import products_for
-from bowline.nn.loss.products import Products
+from bowline.nn.loss.products import Products, turned_in
 from bowline.nn.loss.resources import current
 from bowline.nn.tied_embedding import tied_embedding
 
@@ -208,17 +208,17 @@ def products_here(tensors: tuple[torch.Tensor, ...]) -> Step:
     hidden = torch.tanh(F.embedding(ids, table) * 50)
     by = products_for(hidden, table, current())
     gradient = torch.zeros_like(table)
-    parts = [slice(first, first + 4096) for first in range(0, len(table), 4096)]
-    room = torch.empty(len(table), rows, dtype=by.dtype_of_logits(hidden))
+    parts = [slice(first, first + 2032) for first in range(0, len(table), 2032)]
+    room = torch.empty(2032, rows, dtype=by.dtype_of_logits(hidden))
 
     def run() -> torch.Tensor:
         for some in hidden.split(rows):
-            ready, kept, sums = by.ready(some), room[:, : len(some)], torch.zeros(len(some), width)
+            ready, sums = by.ready(some), torch.zeros(len(some), width)
             for part in parts:
-                by.make_turned_logits(ready, table[part], kept[part])
-            for part in parts:
-                x = by.rounded(kept[part], table.dtype)
+                block = room.view(-1)[: len(table[part]) * len(some)].view(-1, len(some))
+                x = by.rounded(by.make_turned_logits(ready, table[part], block), table.dtype)
                 by.add_of_hidden(sums, x.t(), table[part])
+                x = x if x.is_contiguous() else turned_in(block, x)
                 by.add_block_of_weight(gradient[part], x, ready, first=False)
         return torch.zeros(())
 

@@ -23,7 +23,7 @@ def test_products_are_those_of_float64(name: str, dtype: torch.dtype, size: int,
     torch.manual_seed(0)
     hidden, weight = torch.randn(6, 5).to(dtype), torch.randn(size, 5).to(dtype)
     added = torch.randn(size).to(dtype) if bias else None
-    by = Products(logits=name, of_hidden=name, of_weight=name)
+    by = Products(library=name)
     x = by.room(6, weight)
     by.make_logits(by.ready(hidden), weight, added, x)
     exact = hidden.double() @ weight.double().t() + (0 if added is None else added.double())
@@ -44,7 +44,7 @@ def test_products_are_those_of_float64(name: str, dtype: torch.dtype, size: int,
 @pytest.mark.parametrize("name", NAMES)
 def test_the_loss_is_the_same_by_every_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fastest, "WORTH_TIMING", 0)
-    monkeypatch.setattr(fastest, "_timed", lambda *_: Products(logits=name, of_hidden=name, of_weight=name))
+    monkeypatch.setattr(fastest, "_timed", lambda *_: name)
     torch.manual_seed(0)
     hidden, weight = torch.randn(7, 5, requires_grad=True), torch.randn(11, 5, requires_grad=True)
     labels, bias = torch.randint(0, 11, (7,)), torch.randn(11)

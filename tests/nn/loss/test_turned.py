@@ -150,19 +150,42 @@ def test_in_half_precision_no_gradient_is_further_off_than_eager_ones(
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "mask_ids": [0]}, {"label_smoothing": 0.1}])
-@pytest.mark.parametrize("logits", ["mm", "float32"])
-@pytest.mark.parametrize("of_hidden", ["mm", "float32"])
-@pytest.mark.parametrize("of_weight", ["mm", "float32"])
-def test_each_product_may_be_widened_or_not(
-    options: dict[str, Any], logits: str, of_hidden: str, of_weight: str, monkeypatch: Any
-) -> None:
-    by = Products(logits=logits, of_hidden=of_hidden, of_weight=of_weight)
-    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: by)
+@pytest.mark.parametrize("library", ["mm", "float32"])
+def test_products_may_be_widened_or_not(options: dict[str, Any], library: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: Products(library=library))
     hidden, weight, labels, bias = ends(150, 80, torch.bfloat16)
     ours, expected = both((hidden.detach() * 0.3, weight, labels, bias), **options)
     for one, exact in zip(ours, expected, strict=True):
         assert one is not None and exact is not None
         assert (one - exact).norm() <= 0.01 * exact.norm()
+
+
+@pytest.mark.parametrize("options", WITHIN)
+@pytest.mark.parametrize(
+    ("rows", "width", "taken"), [(7, 9, [5]), (70, 70, [47]), (150, 80, [80, 3, 3, 3, 3, 3, 3, 2])]
+)
+@pytest.mark.parametrize("block", [2**4, 2**22])
+def test_by_onednn_blocks_lie_the_other_way_round(
+    options: dict[str, Any], rows: int, width: int, taken: list[int], block: int, tokens: list[int], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: Products(library="onednn"))
+    monkeypatch.setattr(turned, "BLOCK", block)
+    monkeypatch.setattr(turned, "LEAST_ROWS", 80)
+    ours, expected = both(ends(rows, width, torch.float32, size=700), **options)
+    for one, exact in zip(ours, expected, strict=True):
+        assert one is not None and exact is not None
+        assert (one - exact).norm() <= 1e-6 * max(1.0, float(exact.norm()))
+    assert tokens == taken
+
+
+@pytest.mark.parametrize("library", ["mm", "onednn"])
+def test_a_matrix_may_lie_turned_itself(library: str, tokens: list[int], monkeypatch: Any) -> None:
+    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: Products(library=library))
+    hidden, weight, labels, bias = ends(40, 50, torch.float32)
+    lying = weight.detach().t().contiguous().t()
+    ours, expected = both((hidden, lying, labels, bias))
+    torch.testing.assert_close(ours, [exact.float() for exact in expected if exact is not None])
+    assert tokens
 
 
 @settings(max_examples=60)

@@ -48,7 +48,7 @@ def sweep_on_cpu(job: Job) -> Sweep:
     step = _step(job, count)
     of_weight = None
     if wanted.weight:
-        of_weight = on_huge_pages(torch.empty_like(weight)) if count else torch.zeros_like(weight)
+        of_weight = on_huge_pages(weight.new_empty(weight.shape)) if count else torch.zeros_like(weight)
 
     def take(part: slice, way: Way, **where: Any) -> None:
         product = torch.zeros(part.stop - part.start, width, dtype=job.wide) if wanted.hidden else None

@@ -24,7 +24,7 @@ import torch
 
 from bowline.nn.loss.job import Job
 from bowline.nn.loss.options import Options
-from bowline.nn.loss.products import Hidden, Products
+from bowline.nn.loss.products import Hidden, Products, turned_in
 from bowline.nn.loss.rule import Chunk, Rule
 from bowline.nn.loss.softmax import banned_tokens, masked_chunk
 
@@ -33,6 +33,11 @@ __all__ = ["fits_turned", "keeps_powers", "sweep_turned", "tokens_in_place"]
 BLOCK = 2**24
 """Bytes of a block: three products are made of each, which like more rows than what is between them."""
 LEAST_ROWS = 256
+STRIPE = 16
+"""Of rows an odd multiple of it, so that a column of a block, which is read to turn it, is not all in one cache set.
+
+Of 2048 rows a number takes 1.6 ns to turn, of 2064 0.7 (AMD Zen 4).
+"""
 CACHED = 2**19
 """Numbers in what is made powers at once."""
 MOST = {torch.float16: 2.0**14}
@@ -85,7 +90,7 @@ def sweep_turned(
     """
     count = len(job.hidden)
     if in_place and of_weight is not None:
-        sweep = _Turned(job, by, of_weight.view(job.hidden.dtype)[:, :count], room, of_hidden)
+        sweep = _Turned(job, by, of_weight.view(job.hidden.dtype), room, of_hidden)
     else:
         kept = None if room is None else room[: len(job.weight) * count].view(-1, count)
         sweep = _Turned(job, by, kept, None, of_hidden)
@@ -109,17 +114,16 @@ class _Turned:
         self.job, self.by, self.of_hidden = job, by, of_hidden
         self.rule = Rule.of(job.options, size)
         self.multiplied = _multiplied(job, by)
-        self.hidden = by.ready(job.hidden)
-        self.kept = kept
+        self.hidden, self.ids = by.ready(job.hidden), job.ids()
         self.cast_at: int | None = -1 if job.weight.dtype != job.hidden.dtype else None
         self.parts = self._parts(size, count, width)
+        self.kept = None if kept is None else [self._block_of(kept, part) for part in self.parts]
         banned = banned_tokens(job.options.mask_ids, size, job.weight.device) if job.options.mask_ids else None
         self.banned = None if banned is None else banned[:, None]
         rows = self.parts[0].stop
         self.block = _carved(room, rows, count, by.dtype_of_logits(job.hidden))
         self.cast = job.weight.new_empty(0 if self.cast_at is None else rows, width, dtype=job.hidden.dtype)
         self.piece = torch.empty(max(1, min(rows, CACHED // max(1, count))), count, dtype=job.wide)
-        self.ids = job.ids()
         counted = job.labels != job.options.ignore_index
         self.counted, self.of_each = counted, job.of_loss.to(job.wide).masked_fill(~counted, 0.0)
         self.own = self._tokens_of_parts()
@@ -132,6 +136,8 @@ class _Turned:
         if not self.by.plain or self.multiplied or self.cast_at is not None:
             numbers //= 2
         step = max(LEAST_ROWS, numbers // max(1, count, width))
+        if not self.by.turns and step > 2 * STRIPE:
+            step = step // (2 * STRIPE) * (2 * STRIPE) - STRIPE
         return [slice(first, min(first + step, size)) for first in range(0, size, step)]
 
     def _tokens_of_parts(self) -> list[torch.Tensor]:
@@ -182,17 +188,24 @@ class _Turned:
             self.cast[: len(weight)].copy_(weight)
         return self.cast[: len(weight)]
 
-    def _made(self, at: int) -> torch.Tensor:
-        """Where the products of a part are made, and made powers."""
+    def _block_of(self, kept: torch.Tensor, part: slice) -> torch.Tensor:
+        """Room for the powers of a part, (b, n), in its rows; they lie there as they are made."""
+        rows, count = part.stop - part.start, len(self.ids)
+        flat = kept[part].view(-1)[: rows * count]
+        return flat.view(rows, count) if self.by.turns else flat.view(count, rows).t()
+
+    def _make_logits(self, at: int) -> torch.Tensor:
+        """Products of a part, (b, n), which are made powers where they are: where those are kept, if that can be."""
         part = self.parts[at]
-        if self.kept is not None and self.kept.dtype == self.block.dtype:
-            return self.kept[part]
-        return self.block[: part.stop - part.start]
+        place = self.block[: part.stop - part.start]
+        if self.kept is not None and self.kept[at].dtype == place.dtype:
+            place = self.kept[at]
+        self.made = self.by.make_turned_logits(self.hidden, self._matrix(at), place)
+        return self.made
 
     def _exponents(self, at: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
         """Piece by piece of a part: where it is, y / `steepness` in float32 or wider, and which tokens are masked."""
-        part, made, own, rule = self.parts[at], self._made(at), self.own[at], self.rule
-        self.by.make_turned_logits(self.hidden, self._matrix(at), made)
+        part, made, own, rule = self.parts[at], self._make_logits(at), self.own[at], self.rule
         self.label[own] = made[self.ids[own] - part.start, own].to(self.label.dtype)
         for first in range(part.start, part.stop, len(self.piece)):
             rows = slice(first, min(first + len(self.piece), part.stop))
@@ -243,10 +256,10 @@ class _Turned:
 
     def _use_powers(self, at: int) -> None:
         """Of a part: without each token's own label they are kept, and multiplied with the matrix."""
-        part, made, own = self.parts[at], self._made(at), self.own[at]
+        part, made, own = self.parts[at], self.made, self.own[at]
         made[self.ids[own] - part.start, own] = 0.0
-        if self.kept is not None and self.kept.dtype != made.dtype:
-            self.kept[part] = made
+        if self.kept is not None and self.kept[at].data_ptr() != made.data_ptr():
+            self.kept[at].copy_(made)
         if not self.multiplied:
             self._add_of_hidden(made, at)
 
@@ -266,22 +279,21 @@ class _Turned:
         if self.kept is None:
             return
         hidden = self._hidden_times_factor() if of_weight is not None and not self.multiplied else self.hidden
-        for at, part in enumerate(self.parts):
-            x = self.kept[part]
+        for at, (part, x) in enumerate(zip(self.parts, self.kept, strict=True)):
             if self.multiplied:
                 x = self._gradient(x, at)
                 self._add_of_hidden(x, at)
-            elif in_place:
-                x = self.block[: len(x)].copy_(x)
             if of_bias is not None:
                 of_bias[part] += x.sum(1) if self.multiplied else torch.mv(x.to(self.factor.dtype), self.factor)
             if of_weight is not None:
+                if not x.is_contiguous() or (in_place and not self.multiplied):
+                    x = turned_in(self.block[: len(x)], x)
                 x = self.by.rounded(x, self.job.hidden.dtype)
                 self.by.add_block_of_weight(of_weight[part], x, hidden, first)
 
     def _hidden_times_factor(self) -> Hidden:
         found = self.job.hidden.to(self.job.wide) * self.factor[:, None]
-        return self.by.ready(found if self.by.of_weight == "float32" else found.to(self.job.hidden.dtype))
+        return self.by.ready(found if self.by.widens else found.to(self.job.hidden.dtype))
 
     def _gradient(self, powers: torch.Tensor, at: int) -> torch.Tensor:
         """Of a part's products: powers times factors, less what smoothing takes off."""
