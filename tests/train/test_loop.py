@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bowline.errors import TrainingError, UsageError
 from bowline.nn import wide_products
-from bowline.nn.loss import fastest
+from bowline.nn.loss import fastest, linear_cross_entropy
 from bowline.train import Trainer, TrainerSettings
 from bowline.train.schedule import learning_rate_at
 from tests.nn.multiplied import Multiplied
@@ -69,6 +69,22 @@ def test_a_seed_gives_the_same_run_and_another_seed_other_dropout() -> None:
     assert same(one[0], two[0])
     assert without_times(one[1].history) == without_times(two[1].history)
     assert not same(one[0], other[0])
+
+
+def test_no_weight_hangs_on_which_library_was_the_faster_in_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastest, "WORTH_TIMING", 0)
+    monkeypatch.setattr(fastest, "_timed", lambda *_: pytest.fail("timed"))
+
+    class Chunked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(SIZE, 6)
+
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            hidden = self.table(input_ids)
+            return {"loss": linear_cross_entropy(hidden, self.table.weight, labels, backend="chunked")}
+
+    Trainer(Chunked(), Counting(), settings(steps=2)).train()
 
 
 def test_bf16_is_near_float32_and_leaves_the_weights_in_float32() -> None:

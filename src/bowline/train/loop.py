@@ -24,6 +24,7 @@ from torch.optim import AdamW
 
 from bowline.errors import CheckpointError, UsageError
 from bowline.nn.gradient_split import GradientSplit
+from bowline.nn.loss import resources
 from bowline.nn.slots import expect_module
 from bowline.nn.wide_products import wide_products
 from bowline.train.batches import Batch, Batches, count_labels, count_tokens, loss_of, mixed_seed
@@ -131,6 +132,7 @@ class Trainer:
         """
         with ExitStack() as stack:
             stack.enter_context(kept_memory(self.device))
+            stack.enter_context(resources(onednn=False))  # another process might find another library the faster
             self._begin(stack)
             interrupt = stack.enter_context(Interrupt())
             stack.enter_context(self._saying_what_is_left())

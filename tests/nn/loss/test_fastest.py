@@ -70,24 +70,20 @@ def test_an_operator_that_is_gone_is_not_chosen(monkeypatch: pytest.MonkeyPatch)
     fastest._timed.cache_clear()
 
 
-def test_the_switch_forbids_onednn_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dtype", "library"), [(torch.float32, "onednn"), (torch.float16, "float32")])
+def test_where_bits_have_to_be_the_same_nothing_hangs_on_a_measurement(
+    dtype: torch.dtype, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fastest, "WORTH_TIMING", 0)
-    for dtype, library in ((torch.float32, "onednn"), (torch.float16, "float32")):
-        monkeypatch.setattr(fastest, "emulated", lambda _: False)
-        monkeypatch.setattr(fastest, "_timed", lambda *_, library=library: library)
-        tensors = torch.zeros(2, 4, dtype=dtype), torch.zeros(9, 4, dtype=dtype)
-        assert fastest.products_for(*tensors, Resources()) == Products(library=library)
-        with resources(onednn=False) as allowed:
-            found = fastest.products_for(*tensors, allowed)
-        assert found == Products(library="mm" if library == "onednn" else library)
+    monkeypatch.setattr(fastest, "emulated", lambda _: False)
+    monkeypatch.setattr(fastest, "_timed", lambda *_: library)
+    tensors = torch.zeros(2, 4, dtype=dtype), torch.zeros(9, 4, dtype=dtype)
+    assert fastest.products_for(*tensors, Resources()) == Products(library=library)
+    with resources(onednn=False) as allowed:
+        assert fastest.products_for(*tensors, allowed) == Products()
     assert current() == Resources()
-
-
-def test_what_has_to_be_deterministic_does_not_hang_on_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fastest, "WORTH_TIMING", 0)
-    monkeypatch.setattr(fastest, "_timed", lambda *_: "onednn")
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert fastest.products_for(torch.zeros(2, 4), torch.zeros(9, 4), Resources()) == Products()
+    assert fastest.products_for(*tensors, Resources()) == Products()
 
 
 def test_small_products_are_not_worth_a_measurement() -> None:

@@ -39,7 +39,7 @@ def products_for(hidden: torch.Tensor, weight: torch.Tensor, allowed: Resources)
         return Products(library="float32")
     if weight.device.type != "cpu" or work < WORTH_TIMING or hidden.dtype == torch.float64:
         return Products()
-    if (hidden.dtype == torch.float32 and not allowed.onednn) or torch.are_deterministic_algorithms_enabled():
+    if not allowed.onednn or torch.are_deterministic_algorithms_enabled():
         return Products()
     return Products(library=_timed(hidden.dtype, torch.get_num_threads()))
 

@@ -25,7 +25,8 @@ class Resources:
         budget: bytes of scratch beyond the gradients; `None` for 64 MiB, and on an accelerator for 1 GiB or twice the
             gradient of the matrix, whatever is more. There a budget that has no room for the gradient's sums in
             float32 costs up to a fourth product.
-        onednn: products by oneDNN where it is the faster, which needs blocks of scratch.
+        onednn: products by oneDNN where it is the faster, which needs blocks of scratch. Without, none are timed, so
+            the same numbers come out of every process, as with `torch.use_deterministic_algorithms`.
         compiler: Triton's, for what is between the products on a GPU; a CPU needs none.
     """
 
