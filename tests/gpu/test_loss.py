@@ -12,9 +12,10 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.nn.kernels import kernels_run_on
-from bowline.nn.loss import chunks, linear_cross_entropy, resources, sweep
-from bowline.nn.loss.by_vocabulary import sweep_by_vocabulary
-from bowline.nn.loss.job import Job, Sweep
+from bowline.nn.loss import linear_cross_entropy, resources
+from bowline.nn.loss.sweep import chunks, sweep
+from bowline.nn.loss.sweep.by_vocabulary import sweep_by_vocabulary
+from bowline.nn.loss.sweep.job import Job, Sweep
 from bowline.nn.tied_embedding import tied_embedding
 from tests.nn.loss.cases import OPTIONS
 

@@ -13,7 +13,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from bowline.errors import TrainingError, UsageError
 from bowline.nn import wide_products
-from bowline.nn.loss import fastest, linear_cross_entropy
+from bowline.nn.loss import linear_cross_entropy
+from bowline.nn.loss.sweep import fastest
 from bowline.train import Trainer, TrainerSettings
 from bowline.train.schedule import learning_rate_at
 from tests.nn.multiplied import Multiplied

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bowline.nn.loss import chunks
+from bowline.nn.loss.sweep import chunks
 
 
 @pytest.fixture(autouse=True)

@@ -9,20 +9,12 @@ import pytest
 import torch
 
 from bowline.nn import kernels, row_sums
-from bowline.nn.loss import (
-    gpu_products,
-    linear_cross_entropy,
-    own_rows,
-    resources,
-    softmax,
-    sweep,
-    sweep_gpu,
-    triton_kernel,
-)
-from bowline.nn.loss.chunks import padded
+from bowline.nn.loss import linear_cross_entropy, resources
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
-from bowline.nn.loss.rule import Chunk, Rule
+from bowline.nn.loss.sweep import gpu_products, own_rows, softmax, sweep, sweep_gpu, triton_kernel
+from bowline.nn.loss.sweep.chunks import padded
+from bowline.nn.loss.sweep.rule import Chunk, Rule
 from tests.nn.loss.cases import OPTIONS, V, case, gradients
 
 EVERYTHING = Rule(0.7, 3.0, 0.01, 0.1, 0.9)

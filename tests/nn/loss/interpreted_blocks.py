@@ -10,13 +10,14 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bowline.nn.loss import by_vocabulary, gpu_products, linear_cross_entropy, sweep, sweep_gpu, triton_block
-from bowline.nn.loss.by_vocabulary import needs_blocks, sweep_by_vocabulary
-from bowline.nn.loss.chunks import padded
-from bowline.nn.loss.job import Job, Sweep, Wanted
+from bowline.nn.loss import linear_cross_entropy
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
-from bowline.nn.loss.rule import Rule
+from bowline.nn.loss.sweep import by_vocabulary, gpu_products, sweep, sweep_gpu, triton_block
+from bowline.nn.loss.sweep.by_vocabulary import needs_blocks, sweep_by_vocabulary
+from bowline.nn.loss.sweep.chunks import padded
+from bowline.nn.loss.sweep.job import Job, Sweep, Wanted
+from bowline.nn.loss.sweep.rule import Rule
 from tests.nn.loss.cases import OPTIONS, V, case, gradients
 
 PLANS = [

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.nn.loss import chunks, cross_entropy, fastest, gpu_products, linear_cross_entropy, sweep
-from bowline.nn.loss.job import Job
+from bowline.nn.loss import cross_entropy, linear_cross_entropy
 from bowline.nn.loss.options import Reduction
-from bowline.nn.loss.sweep_gpu import sweep_on_gpu
+from bowline.nn.loss.sweep import chunks, fastest, gpu_products, sweep
+from bowline.nn.loss.sweep.job import Job
+from bowline.nn.loss.sweep.sweep_gpu import sweep_on_gpu
 from bowline.nn.tied_embedding import tied_embedding
 from tests.nn.loss.cases import OPTIONS
 from tests.nn.loss.float64 import ROWS, WIDTH, Loss, computed, errors, head

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bowline.errors import UsageError
-from bowline.nn.loss import chunks, linear_cross_entropy
+from bowline.nn.loss import linear_cross_entropy
+from bowline.nn.loss.sweep import chunks
 from tests.nn.loss.cases import OPTIONS, V, case, gradients
 
 

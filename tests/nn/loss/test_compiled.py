@@ -9,8 +9,8 @@ import torch
 
 from bowline.errors import UsageError
 from bowline.nn.loss import linear_cross_entropy, resources, traced
-from bowline.nn.loss.job import Job
-from bowline.nn.loss.sweep import sweep
+from bowline.nn.loss.sweep.job import Job
+from bowline.nn.loss.sweep.sweep import sweep
 from tests.nn.loss.cases import OPTIONS, V, case, gradients
 
 pytestmark = pytest.mark.filterwarnings(

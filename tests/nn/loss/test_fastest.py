@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from bowline.nn.loss import fastest, products, resources
-from bowline.nn.loss.fastest import clearly_faster, in_turns
-from bowline.nn.loss.products import Products
+from bowline.nn.loss import resources
 from bowline.nn.loss.resources import Resources, current
+from bowline.nn.loss.sweep import cpu_products, fastest
+from bowline.nn.loss.sweep.cpu_products import LIBRARIES
+from bowline.nn.loss.sweep.fastest import clearly_faster, in_turns
 
 
 class Machine:
@@ -63,10 +64,10 @@ def test_an_operator_that_is_gone_is_not_chosen(monkeypatch: pytest.MonkeyPatch)
     def gone(*args: Any) -> torch.Tensor:
         raise AttributeError("no _linear_pointwise")
 
-    monkeypatch.setattr(products, "_onednn", gone)
+    monkeypatch.setattr(cpu_products, "_onednn", gone)
     monkeypatch.setattr(fastest, "WORTH_TIMING", 0)
     fastest._timed.cache_clear()
-    assert fastest.products_for(torch.zeros(2, 4), torch.zeros(9, 4), Resources()) == Products()
+    assert fastest.products_for(torch.zeros(2, 4), torch.zeros(9, 4), Resources()) is LIBRARIES["mm"]
     fastest._timed.cache_clear()
 
 
@@ -78,17 +79,17 @@ def test_where_bits_have_to_be_the_same_nothing_hangs_on_a_measurement(
     monkeypatch.setattr(fastest, "emulated", lambda _: False)
     monkeypatch.setattr(fastest, "_timed", lambda *_: library)
     tensors = torch.zeros(2, 4, dtype=dtype), torch.zeros(9, 4, dtype=dtype)
-    assert fastest.products_for(*tensors, Resources()) == Products(library=library)
+    assert fastest.products_for(*tensors, Resources()) is LIBRARIES[library]
     with resources(onednn=False) as allowed:
-        assert fastest.products_for(*tensors, allowed) == Products()
+        assert fastest.products_for(*tensors, allowed) is LIBRARIES["mm"]
     assert current() == Resources()
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert fastest.products_for(*tensors, Resources()) == Products()
+    assert fastest.products_for(*tensors, Resources()) is LIBRARIES["mm"]
 
 
 def test_small_products_are_not_worth_a_measurement() -> None:
     fastest._timed.cache_clear()
-    assert fastest.products_for(torch.zeros(64, 64), torch.zeros(1000, 64), Resources()) == Products()
+    assert fastest.products_for(torch.zeros(64, 64), torch.zeros(1000, 64), Resources()) is LIBRARIES["mm"]
     assert fastest._timed.cache_info().currsize == 0
 
 
@@ -98,4 +99,4 @@ def test_half_precision_is_widened_where_the_processor_has_no_such_products(
 ) -> None:
     monkeypatch.setattr(fastest, "emulated", lambda _: emulated)
     found = fastest.products_for(torch.zeros(2, 4).bfloat16(), torch.zeros(9, 4).bfloat16(), Resources())
-    assert found == Products(library=expected)
+    assert found is LIBRARIES[expected]

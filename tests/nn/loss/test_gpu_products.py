@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bowline.nn.loss import chunks, gpu_products, linear_cross_entropy, sweep
-from bowline.nn.loss.gpu_products import GpuProducts
-from bowline.nn.loss.sweep_gpu import sweep_on_gpu
+from bowline.nn.loss import linear_cross_entropy
+from bowline.nn.loss.sweep import chunks, gpu_products, sweep
+from bowline.nn.loss.sweep.gpu_products import GpuProducts
+from bowline.nn.loss.sweep.sweep_gpu import sweep_on_gpu
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.nn.loss import chunks, linear_cross_entropy
+from bowline.nn.loss import linear_cross_entropy
+from bowline.nn.loss.sweep import chunks
 from tests.nn.loss.cases import OPTIONS
 from tests.nn.loss.float64 import ROWS, SIZE, Loss, computed, errors, head
 

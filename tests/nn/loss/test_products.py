@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from bowline.errors import UsageError
-from bowline.nn.loss import fastest, kept, linear_cross_entropy, resources
-from bowline.nn.loss.chunks import chunk_rows
-from bowline.nn.loss.products import NAMES, Products
+from bowline.nn.loss import kept, linear_cross_entropy, resources
+from bowline.nn.loss.sweep import fastest
+from bowline.nn.loss.sweep.chunks import chunk_rows
+from bowline.nn.loss.sweep.cpu_products import LIBRARIES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LIBRARIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [1, 4, 70, 130])
 @pytest.mark.parametrize("bias", [True, False])
@@ -23,7 +24,7 @@ def test_products_are_those_of_float64(name: str, dtype: torch.dtype, size: int,
     torch.manual_seed(0)
     hidden, weight = torch.randn(6, 5).to(dtype), torch.randn(size, 5).to(dtype)
     added = torch.randn(size).to(dtype) if bias else None
-    by = Products(library=name)
+    by = LIBRARIES[name]
     x = by.room(6, weight)
     by.make_logits(by.ready(hidden), weight, added, x)
     exact = hidden.double() @ weight.double().t() + (0 if added is None else added.double())
@@ -41,7 +42,7 @@ def test_products_are_those_of_float64(name: str, dtype: torch.dtype, size: int,
     assert ((gradient.double() - 2 * given.double().t() @ hidden.double()).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LIBRARIES)
 def test_the_loss_is_the_same_by_every_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fastest, "WORTH_TIMING", 0)
     monkeypatch.setattr(fastest, "_timed", lambda *_: name)

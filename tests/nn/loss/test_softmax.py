@@ -10,7 +10,7 @@ import torch
 from bowline.nn.loss import linear_cross_entropy
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
-from bowline.nn.loss.softmax import chunk_loss
+from bowline.nn.loss.sweep.softmax import chunk_loss
 from tests.nn.loss.cases import case, gradients
 
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from bowline.nn import kernels
-from bowline.nn.loss import softmax
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
+from bowline.nn.loss.sweep import softmax
 
 ROOT = Path(__file__).parents[3]
 TRITON = ROOT / ".peers" / "triton"
@@ -25,7 +25,7 @@ COMPILE = """
 import json, sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bowline.nn.loss import triton_block, triton_kernel
+from bowline.nn.loss.sweep import triton_block, triton_kernel
 
 name, dtype, capability, options = sys.argv[1:]
 places = {

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.nn.loss import linear_cross_entropy, resources, sweep_cpu, turned
-from bowline.nn.loss.job import Job
+from bowline.nn.loss import linear_cross_entropy, resources
 from bowline.nn.loss.options import Reduction
-from bowline.nn.loss.products import Products
+from bowline.nn.loss.sweep import sweep_cpu, turned
+from bowline.nn.loss.sweep.cpu_products import LIBRARIES
+from bowline.nn.loss.sweep.job import Job
 from tests.nn.loss.cases import OPTIONS, gradients
 
 V = 300
@@ -152,7 +153,7 @@ def test_in_half_precision_no_gradient_is_further_off_than_eager_ones(
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "mask_ids": [0]}, {"label_smoothing": 0.1}])
 @pytest.mark.parametrize("library", ["mm", "float32"])
 def test_products_may_be_widened_or_not(options: dict[str, Any], library: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: Products(library=library))
+    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: LIBRARIES[library])
     hidden, weight, labels, bias = ends(150, 80, torch.bfloat16)
     ours, expected = both((hidden.detach() * 0.3, weight, labels, bias), **options)
     for one, exact in zip(ours, expected, strict=True):
@@ -168,7 +169,7 @@ def test_products_may_be_widened_or_not(options: dict[str, Any], library: str, m
 def test_by_onednn_blocks_lie_the_other_way_round(
     options: dict[str, Any], rows: int, width: int, taken: list[int], block: int, tokens: list[int], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: Products(library="onednn"))
+    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: LIBRARIES["onednn"])
     monkeypatch.setattr(turned, "BLOCK", block)
     monkeypatch.setattr(turned, "LEAST_ROWS", 80)
     ours, expected = both(ends(rows, width, torch.float32, size=700), **options)
@@ -180,7 +181,7 @@ def test_by_onednn_blocks_lie_the_other_way_round(
 
 @pytest.mark.parametrize("library", ["mm", "onednn"])
 def test_a_matrix_may_lie_turned_itself(library: str, tokens: list[int], monkeypatch: Any) -> None:
-    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: Products(library=library))
+    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: LIBRARIES[library])
     hidden, weight, labels, bias = ends(40, 50, torch.float32)
     lying = weight.detach().t().contiguous().t()
     ours, expected = both((hidden, lying, labels, bias))

@@ -14,10 +14,10 @@ import torch
 from bowline.nn.kernels import kernels_run_on, multiply_
 from bowline.nn.loss.first_order import first_order_only
 from bowline.nn.loss.handed import weight_gradient
-from bowline.nn.loss.job import Job, Sweep, Wanted
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources, current
-from bowline.nn.loss.sweep import sweep
+from bowline.nn.loss.sweep.job import Job, Sweep, Wanted
+from bowline.nn.loss.sweep.sweep import sweep
 from bowline.nn.loss.traced import traced_total
 
 __all__ = ["chunked_losses", "chunked_total"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from bowline.nn.loss.job import Job, Wanted
 from bowline.nn.loss.options import Options, check_labels
 from bowline.nn.loss.resources import current
-from bowline.nn.loss.sweep import sweep
+from bowline.nn.loss.sweep.job import Job, Wanted
+from bowline.nn.loss.sweep.sweep import sweep
 
 __all__ = ["traced_total"]
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.nn.kernels import jit, tl, triton
-from bowline.nn.loss.rule import Chunk, Rule
+from bowline.nn.loss.sweep.rule import Chunk, Rule
 
 __all__ = ["left_out", "logits", "power_rows", "softmax_rows", "with_block"]
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from bowline.nn.huge_pages import on_huge_pages
-from bowline.nn.loss.by_rows import sweep_rows
-from bowline.nn.loss.chunks import chunk_rows
-from bowline.nn.loss.fastest import products_for
-from bowline.nn.loss.job import Job, Sweep
-from bowline.nn.loss.rule import Chunk
-from bowline.nn.loss.turned import fits_turned, keeps_powers, sweep_turned, tokens_in_place
+from bowline.nn.loss.sweep.by_rows import sweep_rows
+from bowline.nn.loss.sweep.chunks import chunk_rows
+from bowline.nn.loss.sweep.fastest import products_for
+from bowline.nn.loss.sweep.job import Job, Sweep
+from bowline.nn.loss.sweep.rule import Chunk
+from bowline.nn.loss.sweep.turned import fits_turned, keeps_powers, sweep_turned, tokens_in_place
 from bowline.nn.row_sums import add_rows
 
 __all__ = ["sweep_on_cpu"]

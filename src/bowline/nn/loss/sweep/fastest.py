@@ -15,8 +15,9 @@ from functools import lru_cache
 
 import torch
 
-from bowline.nn.loss.products import Products, turned_in
 from bowline.nn.loss.resources import Resources
+from bowline.nn.loss.sweep.cpu_products import LIBRARIES, turned_in
+from bowline.nn.loss.sweep.products import Products
 from bowline.nn.wide_products import emulated
 
 __all__ = ["clearly_faster", "in_turns", "products_for"]
@@ -36,12 +37,12 @@ def products_for(hidden: torch.Tensor, weight: torch.Tensor, allowed: Resources)
     """What to multiply hidden (N, D) and weight (V, D) with."""
     work = hidden.shape[0] * weight.numel()
     if weight.device.type == "cpu" and hidden.dtype.itemsize == 2 and emulated(hidden.dtype):
-        return Products(library="float32")
+        return LIBRARIES["float32"]
     if weight.device.type != "cpu" or work < WORTH_TIMING or hidden.dtype == torch.float64:
-        return Products()
+        return LIBRARIES["mm"]
     if not allowed.onednn or torch.are_deterministic_algorithms_enabled():
-        return Products()
-    return Products(library=_timed(hidden.dtype, torch.get_num_threads()))
+        return LIBRARIES["mm"]
+    return LIBRARIES[_timed(hidden.dtype, torch.get_num_threads())]
 
 
 @lru_cache(maxsize=8)
@@ -57,7 +58,7 @@ def _timed(dtype: torch.dtype, threads: int) -> str:
     rival = "onednn" if dtype == torch.float32 else "float32"
 
     def call(library: str) -> Callable[[], object]:
-        by = Products(library=library)
+        by = LIBRARIES[library]
         ready = by.ready(hidden)
         room = torch.empty(len(weight), len(hidden), dtype=by.dtype_of_logits(hidden))
 

@@ -17,13 +17,13 @@ from typing import Self
 import torch
 
 from bowline.nn.kernels import kernels_run_on
-from bowline.nn.loss.chunks import TILE, padded
-from bowline.nn.loss.gpu_products import GpuProducts
-from bowline.nn.loss.job import Job, Sweep
-from bowline.nn.loss.own_rows import add_own_rows
-from bowline.nn.loss.rule import Rule
-from bowline.nn.loss.softmax import banned_tokens, masked_chunk
-from bowline.nn.loss.triton_block import add_to_lse, gradient_rows
+from bowline.nn.loss.sweep.chunks import TILE, padded
+from bowline.nn.loss.sweep.gpu_products import GpuProducts
+from bowline.nn.loss.sweep.job import Job, Sweep
+from bowline.nn.loss.sweep.own_rows import add_own_rows
+from bowline.nn.loss.sweep.rule import Rule
+from bowline.nn.loss.sweep.softmax import banned_tokens, masked_chunk
+from bowline.nn.loss.sweep.triton_block import add_to_lse, gradient_rows
 from bowline.nn.row_sums import add_rows
 
 __all__ = ["needs_blocks", "sweep_by_vocabulary"]

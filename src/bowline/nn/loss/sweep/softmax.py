@@ -15,8 +15,8 @@ import torch
 from bowline.nn.kernels import kernels_run_on
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources
-from bowline.nn.loss.rule import Chunk, Rule
-from bowline.nn.loss.triton_kernel import power_rows, softmax_rows
+from bowline.nn.loss.sweep.rule import Chunk, Rule
+from bowline.nn.loss.sweep.triton_kernel import power_rows, softmax_rows
 
 __all__ = ["banned_tokens", "chunk_loss", "masked_chunk"]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 
 from bowline.nn.kernels import kernels_run_on
-from bowline.nn.loss.chunks import chunk_rows
-from bowline.nn.loss.gpu_products import GpuProducts
-from bowline.nn.loss.job import Job, Sweep
-from bowline.nn.loss.own_rows import add_own_rows
-from bowline.nn.loss.rule import Chunk
-from bowline.nn.loss.softmax import chunk_loss
+from bowline.nn.loss.sweep.chunks import chunk_rows
+from bowline.nn.loss.sweep.gpu_products import GpuProducts
+from bowline.nn.loss.sweep.job import Job, Sweep
+from bowline.nn.loss.sweep.own_rows import add_own_rows
+from bowline.nn.loss.sweep.rule import Chunk
+from bowline.nn.loss.sweep.softmax import chunk_loss
 from bowline.nn.row_sums import add_rows
 
 __all__ = ["sweep_on_gpu"]

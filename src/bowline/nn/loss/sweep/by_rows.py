@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from bowline.nn.loss.job import Job
-from bowline.nn.loss.products import Products
-from bowline.nn.loss.rule import Chunk
-from bowline.nn.loss.softmax import chunk_loss
+from bowline.nn.loss.sweep.job import Job
+from bowline.nn.loss.sweep.products import Products
+from bowline.nn.loss.sweep.rule import Chunk
+from bowline.nn.loss.sweep.softmax import chunk_loss
 
 __all__ = ["sweep_rows"]
 

@@ -7,8 +7,8 @@ from typing import no_type_check
 import torch
 
 from bowline.nn.kernels import jit, tl, triton
-from bowline.nn.loss.rule import Rule
-from bowline.nn.loss.triton_kernel import left_out, logits, with_block
+from bowline.nn.loss.sweep.rule import Rule
+from bowline.nn.loss.sweep.triton_kernel import left_out, logits, with_block
 
 __all__ = ["add_to_lse", "gradient_rows"]
 

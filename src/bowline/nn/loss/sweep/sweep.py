@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from bowline.nn.loss.by_vocabulary import needs_blocks, sweep_by_vocabulary
-from bowline.nn.loss.job import Job, Sweep
-from bowline.nn.loss.sweep_cpu import sweep_on_cpu
-from bowline.nn.loss.sweep_gpu import sweep_on_gpu
+from bowline.nn.loss.sweep.by_vocabulary import needs_blocks, sweep_by_vocabulary
+from bowline.nn.loss.sweep.job import Job, Sweep
+from bowline.nn.loss.sweep.sweep_cpu import sweep_on_cpu
+from bowline.nn.loss.sweep.sweep_gpu import sweep_on_gpu
 
 __all__ = ["sweep"]
 

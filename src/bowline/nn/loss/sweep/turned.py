@@ -22,11 +22,12 @@ from itertools import pairwise
 
 import torch
 
-from bowline.nn.loss.job import Job
 from bowline.nn.loss.options import Options
-from bowline.nn.loss.products import Hidden, Products, turned_in
-from bowline.nn.loss.rule import Chunk, Rule
-from bowline.nn.loss.softmax import banned_tokens, masked_chunk
+from bowline.nn.loss.sweep.cpu_products import turned_in
+from bowline.nn.loss.sweep.job import Job
+from bowline.nn.loss.sweep.products import Hidden, Products
+from bowline.nn.loss.sweep.rule import Chunk, Rule
+from bowline.nn.loss.sweep.softmax import banned_tokens, masked_chunk
 
 __all__ = ["fits_turned", "keeps_powers", "sweep_turned", "tokens_in_place"]
 
@@ -133,7 +134,7 @@ class _Turned:
     def _parts(self, size: int, count: int, width: int) -> list[slice]:
         """Smaller ones where beside that of logits there are others: of what oneDNN makes, or of what is cast."""
         numbers = BLOCK // self.by.dtype_of_logits(self.job.hidden).itemsize
-        if not self.by.plain or self.multiplied or self.cast_at is not None:
+        if self.by.in_blocks or self.multiplied or self.cast_at is not None:
             numbers //= 2
         step = max(LEAST_ROWS, numbers // max(1, count, width))
         if not self.by.turns and step > 2 * STRIPE:
@@ -293,7 +294,7 @@ class _Turned:
 
     def _hidden_times_factor(self) -> Hidden:
         found = self.job.hidden.to(self.job.wide) * self.factor[:, None]
-        return self.by.ready(found if self.by.widens else found.to(self.job.hidden.dtype))
+        return self.by.ready(self.by.rounded(found, self.job.hidden.dtype))
 
     def _gradient(self, powers: torch.Tensor, at: int) -> torch.Tensor:
         """Of a part's products: powers times factors, less what smoothing takes off."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bowline.nn.loss.products import Hidden, Products
+from bowline.nn.loss.sweep.products import Hidden, Products
 
 __all__ = ["GpuProducts"]
 
