@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 
 from bowline.nn.loss.resources import Resources
-from bowline.nn.loss.sweep.cpu_products import LIBRARIES, turned_in
+from bowline.nn.loss.sweep.cpu_products import LIBRARIES, keep_freed_blocks, turned_in
 from bowline.nn.loss.sweep.products import Products
 from bowline.nn.wide_products import emulated
 
@@ -56,6 +56,8 @@ def _timed(dtype: torch.dtype, threads: int) -> str:
     hidden, weight = (torch.randn(rows, 768, generator=generator).to(dtype) for rows in (512, 2032))
     of_hidden, of_weight = torch.zeros_like(hidden, dtype=torch.float32), torch.zeros_like(weight)
     rival = "onednn" if dtype == torch.float32 else "float32"
+    if rival == "onednn":
+        keep_freed_blocks()
 
     def call(library: str) -> Callable[[], object]:
         by = LIBRARIES[library]

@@ -8,7 +8,8 @@ not the powers.
 Turned, because a product of few tokens is faster so (a tenth and more with MKL: the large matrix is read as it lies);
 and because a row of the matrix's gradient, D numbers, has room for the logits of n <= D tokens. So the first tokens'
 are kept in the buffer of that gradient, which is not needed before they are done with: for as many as D tokens,
-whatever V is, there are beyond the gradient only blocks that fit in a cache.
+whatever V is, there are beyond the gradient only blocks that fit in a cache. (What oneDNN makes lies as (n, b), block
+by block, and is turned once, for the second pass.)
 
 Powers are made by `exp2`, which is torch's own. `exp` is MKL's: on AMD Zen 4 it takes three to four times as long, and
 a hundred times where a power is nearly 0.
