@@ -21,6 +21,11 @@ from tests.nn.loss.cases import OPTIONS, gradients
 V = 300
 WITHIN = [options for options in OPTIONS if not ("softcap" in options and "label_smoothing" in options)]
 
+SIZES = pytest.mark.parametrize(
+    ("rows", "width", "taken"), [(7, 9, [5]), (70, 70, [47]), (150, 80, [80, 3, 3, 3, 3, 3, 3, 2])]
+)
+BLOCKS = pytest.mark.parametrize("block", [2**4, 2**22])
+
 
 @pytest.fixture
 def tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -67,10 +72,8 @@ def blocks_of(rows: int) -> Any:
 
 
 @pytest.mark.parametrize("options", WITHIN)
-@pytest.mark.parametrize(
-    ("rows", "width", "taken"), [(7, 9, [5]), (70, 70, [47]), (150, 80, [80, 3, 3, 3, 3, 3, 3, 2])]
-)
-@pytest.mark.parametrize("block", [2**4, 2**22])
+@SIZES
+@BLOCKS
 def test_it_is_the_loss_in_float64(
     options: dict[str, Any], rows: int, width: int, taken: list[int], block: int, tokens: list[int], monkeypatch: Any
 ) -> None:
@@ -162,10 +165,8 @@ def test_products_may_be_widened_or_not(options: dict[str, Any], library: str, m
 
 
 @pytest.mark.parametrize("options", WITHIN)
-@pytest.mark.parametrize(
-    ("rows", "width", "taken"), [(7, 9, [5]), (70, 70, [47]), (150, 80, [80, 3, 3, 3, 3, 3, 3, 2])]
-)
-@pytest.mark.parametrize("block", [2**4, 2**22])
+@SIZES
+@BLOCKS
 def test_by_onednn_blocks_lie_the_other_way_round(
     options: dict[str, Any], rows: int, width: int, taken: list[int], block: int, tokens: list[int], monkeypatch: Any
 ) -> None:

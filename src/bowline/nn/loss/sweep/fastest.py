@@ -28,7 +28,7 @@ WORTH_TIMING = 2**34
 CLEARLY = 0.95
 """Another library has to take less than this share of `torch.mm`'s time.
 
-On AMD Zen 4 oneDNN's three products took 0.73 to 0.82 of it in 16 processes, and 0.99 when the machine was quiet.
+On AMD Zen 4 oneDNN's three products took 0.73 to 0.82 of it in 16 processes, and as long when the machine was quiet.
 """
 ROUNDS = 7
 

@@ -37,10 +37,6 @@ class Products:
         """For (rows, V) logits, each row aligned."""
         return weight.new_empty(rows, padded(len(weight)))[:, : len(weight)]
 
-    def sums(self, weight: torch.Tensor, chunks: int) -> torch.Tensor:
-        """Room for the gradient (V, D), which is the sum of so many products."""
-        return torch.empty_like(weight)
-
     def ready(self, hidden: torch.Tensor) -> Hidden:
         """Hidden (n, D) in the forms in which it is multiplied, each made once."""
         return Hidden(plain=hidden, turned=hidden)
