@@ -253,11 +253,13 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
-def arguments_of(description: str | None) -> argparse.Namespace:
+def arguments_of(description: str | None, *switches: str) -> argparse.Namespace:
     """A sweep's arguments; its libraries are told to be quiet, and torch to take one thread."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("classes", nargs="*", help="only these classes")
     parser.add_argument("--report", type=Path, help="write the results as Markdown")
+    for switch in switches:
+        parser.add_argument(switch, action="store_true")
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -1,9 +1,10 @@
 """`use_tied_loss` on every class of transformers that has a head: the loss, gradients and logits that it had without.
 
-    python -m tools.tied_loss_sweep [--report FILE] [CLASS ...]
+    python -m tools.tied_loss_sweep [--compiled] [--report FILE] [CLASS ...]
 
 Each class that can be built tiny, and that takes labels, makes a step as it is, one with `use_tied_loss`, and one after
-its removal. Ends with the counts, what differed, and the classes that could not be run, with the reason.
+its removal; `--compiled`, the second under torch.compile. Ends with the counts, what differed, and the classes that
+could not be run, with the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import torch
 import transformers
 
 from bowline.errors import UsageError
+from bowline.nn import tied_embedding
 from bowline.nn.deferred import DeferredLogits, Product
+from bowline.nn.tied_lookups import lookups_of
 from bowline.nn.tied_loss import use_tied_loss
 from tools.sweep import LARGEST, arguments_of, one_line
 from tools.tiny import VOCABULARY, build, candidate_names, load_class
@@ -50,11 +53,12 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one class: one of `KINDS`, and why."""
+    """What became of one class: one of `KINDS`, and why; of a tied one, how many gradients the matrix had at once."""
 
     name: str
     kind: str
     reason: str = ""
+    gradients: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,12 @@ def inputs_of(model: Any, ignoring: bool) -> dict[str, torch.Tensor]:
     return given
 
 
-def step(model: Any, inputs: dict[str, torch.Tensor]) -> Step:
+def step(model: Any, inputs: dict[str, torch.Tensor], compiled: bool = False) -> Step:
     """Its loss, the gradients of all parameters, and what else comes out and is as wide as a vocabulary."""
     model.zero_grad()
+    torch.compiler.reset()
     torch.manual_seed(0)
-    output = model(**inputs, return_dict=True)
+    output = (torch.compile(model, backend="aot_eager") if compiled else model)(**inputs, return_dict=True)
     output.loss.backward()
     gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
     model.zero_grad()
@@ -104,23 +109,24 @@ def step(model: Any, inputs: dict[str, torch.Tensor]) -> Step:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """How many losses are computed from hidden states, and how often logits are made, within it."""
+    """Within it, how many losses are computed from hidden states, how often logits are made, what lookups `take`."""
     calls: Counter[str] = Counter()
 
-    def counting(name: str) -> Any:
-        own = getattr(Product, name)
+    def counting(owner: Any, name: str) -> Any:
+        own = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            calls[name] += 1
-            return own(*args, **kwargs)
+            found = own(*args, **kwargs)
+            calls[name] += found is not None
+            return found
 
-        return patch.object(Product, name, call)
+        return patch.object(owner, name, call)
 
-    with counting("cross_entropy"), counting("logits"):
+    with counting(Product, "cross_entropy"), counting(Product, "logits"), counting(tied_embedding, "take"):
         yield calls
 
 
-def run_class(name: str) -> Result:
+def run_class(name: str, compiled: bool = False) -> Result:
     """Build one class and make its three steps."""
     try:
         cls = load_class(name)
@@ -140,13 +146,34 @@ def run_class(name: str) -> Result:
     except UsageError as error:
         return Result(name, "refused", str(error).splitlines()[0])
     with counted() as calls:
-        tied = step(model, inputs)
+        try:
+            tied = step(model, inputs, compiled)
+        except Exception as error:
+            loss.remove()
+            if compiled and not compiles(model, inputs):
+                return Result(name, "not run", f"torch.compile: {one_line(error)}")
+            raise
     kind = "from logits" if not calls["cross_entropy"] else "in part" if calls["logits"] else "from hidden states"
     wrong = [*difference(plain, tied)]
     loss.remove()
     if not torch.equal(step(model, inputs).loss, plain.loss):
         wrong.append("the loss after remove()")
-    return Result(name, "DIFFERS" if wrong else kind, ", ".join(wrong))
+    return Result(name, "DIFFERS" if wrong else kind, ", ".join(wrong), gradients_of(model, calls["take"]))
+
+
+def compiles(model: Any, inputs: Tensors) -> bool:
+    """Whether it makes a step under torch.compile as it is."""
+    try:
+        step(model, inputs, compiled=True)
+    except Exception:
+        return False
+    return True
+
+
+def gradients_of(model: Any, taken: int) -> str:
+    """Of the head's matrix, where it is tied."""
+    lookups = lookups_of(model, model.get_output_embeddings().weight)
+    return "" if not lookups else "one" if taken else "two"
 
 
 def has_head(model: Any) -> bool:
@@ -197,12 +224,12 @@ def difference(plain: Step, tied: Step) -> Iterator[str]:
 
 
 def main() -> int:
-    arguments = arguments_of(__doc__)
+    arguments = arguments_of(__doc__, "--compiled")
     names = arguments.classes or candidate_names()
     results, started = [], time.monotonic()
     for at, name in enumerate(names, 1):
         try:
-            result = run_class(name)
+            result = run_class(name, arguments.compiled)
         except Exception as error:  # with use_tied_loss, and not without
             result = Result(name, "DIFFERS", one_line(error))
         results.append(result)
@@ -226,6 +253,8 @@ def summary(results: list[Result], seconds: float) -> str:
         "| the loss is computed | classes | |",
         "|---|---|---|",
         *(f"| {kind} | {counts[kind]} | {meaning} |" for kind, meaning in KINDS.items()),
+        "",
+        *both_ends(results),
     ]
     for kind in KINDS:
         if counts[kind] and kind != "no head":
@@ -234,6 +263,16 @@ def summary(results: list[Result], seconds: float) -> str:
             lines += textwrap.wrap(", ".join(one.name for one in those if not one.reason), 120)
             lines += [f"- {one.name}: {one.reason}" for one in those if one.reason]
     return "\n".join(lines)
+
+
+def both_ends(results: list[Result]) -> list[str]:
+    """Of how many tied classes both ends share one gradient, and which have two."""
+    two = [result.name for result in results if result.gradients == "two"]
+    one = sum(result.gradients == "one" for result in results)
+    told = f"{one} are tied and have one gradient for both ends of the matrix, {len(two)} have two: {', '.join(two)}."
+    return textwrap.wrap(
+        told if two else f"{one} are tied, and all have one gradient for both ends of the matrix.", 120
+    )
 
 
 if __name__ == "__main__":

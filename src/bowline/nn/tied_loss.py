@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import nn
 
 from bowline.errors import UsageError
-from bowline.nn.deferred import DeferredLogits, Product, version_of
 from bowline.nn.heads import LMHead
 from bowline.nn.slots import expect_module
+from bowline.nn.tied_lookups import lookups_of, tied_class
 
 __all__ = ["TiedLoss", "use_tied_loss"]
 
-PLAIN = (torch.Tensor, nn.Parameter)
-"""A head of others, as of DTensor where it is split over devices, computes its logits."""
-
 
 class TiedLoss:
-    """What `use_tied_loss` returns: `remove()` gives the head its own forward back, and so does leaving `with`."""
+    """What `use_tied_loss` returns: `remove()` gives head and lookups what was theirs, and so does leaving `with`."""
 
-    def __init__(self, head: nn.Module, forward: Callable[..., Any]) -> None:
+    def __init__(
+        self, head: nn.Module, forward: Callable[..., Any], lookups: Mapping[nn.Embedding, type[nn.Embedding]]
+    ) -> None:
         self.head = head
         self._forward = forward
+        self._lookups = {lookup: (kind, tied_class(kind)) for lookup, kind in lookups.items()}
+        head.__dict__["forward"] = forward  # found before the class's own
+        for lookup, (_, kind) in self._lookups.items():
+            lookup.__class__ = kind
 
     def remove(self) -> None:
         """The model as it was. A second time nothing happens.
 
         Raises:
-            UsageError: something else has taken the head's forward since, and has to go first.
+            UsageError: something else has taken the head's forward since, or changed a lookup's class, and has to go
+                first.
         """
         now = self.head.__dict__.get("forward")
         if now is None:
@@ -41,7 +44,15 @@ class TiedLoss:
                 f"the head's forward is {getattr(now, '__qualname__', now)!r:.60} now, which is not use_tied_loss's",
                 help="remove what was put around the head after it",
             )
+        for lookup, (_, ours) in self._lookups.items():
+            if type(lookup) is not ours:
+                raise UsageError(
+                    f"a lookup's class is {type(lookup).__qualname__} now, which is not use_tied_loss's",
+                    help="remove what was put around the lookup after it",
+                )
         del self.head.__dict__["forward"]
+        for lookup, (kind, _) in self._lookups.items():
+            lookup.__class__ = kind
 
     def __enter__(self) -> TiedLoss:
         return self
@@ -58,7 +69,11 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
     The head then returns logits that are computed when something needs them (`bowline.nn.deferred`): what a model does
     between its head and `cross_entropy`, a cast, a scale, a softcap, a bias, is noted and given to the loss. So
     `output.logits` is there on request, generation works as before, and a model that does something else with its
-    logits is computed as it was. Weights, names and files are untouched.
+    logits is computed as it was. Embeddings that look up in the head's matrix do so by `tied_embedding`: one gradient
+    for both ends. Weights, names and files are untouched.
+
+    Under `torch.compile` the graph ends before the head, and the loss is computed outside of it; where it has to be one
+    (`fullgraph=True`, an export), it has the logits.
 
     Args:
         model: has `get_output_embeddings()`, whose module is a Linear: transformers' and Bowline's models.
@@ -105,23 +120,7 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
             f"the head of {type(model).__name__} has a forward of its own already",
             help="remove the other hook (or the first use_tied_loss) before",
         )
-    forward = _deferring(head, backend)
-    head.__dict__["forward"] = forward  # found before the class's own
-    return TiedLoss(head, forward)
+    from bowline.nn.deferred import DeferringHead  # which imports torch's compiler, a second that others do without
 
-
-def _deferring(head: nn.Linear, backend: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    own = type(head).forward
-
-    def deferred(hidden: torch.Tensor) -> torch.Tensor:
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        if traced or not all(type(one) in PLAIN for one in (hidden, head.weight, head.bias) if one is not None):
-            return own(head, hidden)
-        kind = hidden.device.type
-        narrow = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
-        cast = torch.get_autocast_dtype(kind) if narrow else None
-        dtype = cast or torch.result_type(hidden, head.weight)
-        grad, version = torch.is_grad_enabled(), version_of(head.weight)
-        return DeferredLogits(Product(hidden, head.weight, head.bias, dtype, cast, grad, version, backend))
-
-    return deferred
+    forward = DeferringHead(head, backend).forward
+    return TiedLoss(head, forward, {lookup: type(lookup) for lookup in lookups_of(model, weight)})

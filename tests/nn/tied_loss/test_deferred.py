@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.errors import UsageError
-from bowline.nn.deferred import DeferredLogits, Product, version_of
+from bowline.nn.deferred import DeferredLogits, Product
+from bowline.nn.deferred.product import version_of
 
 V = 50
 

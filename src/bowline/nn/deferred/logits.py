@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from bowline.nn.deferred.compiler import uncompiled
 from bowline.nn.deferred.product import Product
 from bowline.nn.deferred.steps import STEPS
 
@@ -43,6 +44,7 @@ class DeferredLogits(torch.Tensor):
         self.product, self._made, self._watched = product, None, False
         return self
 
+    @uncompiled
     def made(self) -> torch.Tensor:
         """The logits."""
         if self._made is None:
@@ -72,6 +74,7 @@ class DeferredLogits(torch.Tensor):
         return self.made().detach().__reduce_ex__(protocol)
 
     @classmethod
+    @uncompiled
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -90,6 +93,7 @@ class DeferredLogits(torch.Tensor):
         return func(*map(_made, args), **{key: _made(value) for key, value in kwargs.items()})
 
     @classmethod
+    @uncompiled
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -1,0 +1,40 @@
+"""What torch.compile makes of logits that are not computed: nothing. Its graph ends before them, if it may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+__all__ = ["in_one_graph", "uncompiled"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+REASON = "logits that are not computed (use_tied_loss) are in no graph"
+
+
+def uncompiled(function: Function) -> Function:
+    """The function, never traced: where torch.compile meets it, its graph ends."""
+    found: Function = torch.compiler.disable(function, reason=REASON)
+    return found
+
+
+def in_one_graph() -> bool:
+    """Whether what is being traced has to stay whole: with `fullgraph=True`, or exported."""
+    if not torch.compiler.is_dynamo_compiling():
+        return True  # an export that runs the model
+    return _one_graph_asked_for()
+
+
+def _asked() -> bool:
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        tracer: Any = InstructionTranslator.current_tx()
+        return bool(tracer.one_graph or getattr(tracer, "error_on_graph_break", False))
+    except (ImportError, AttributeError):  # private to torch
+        return True
+
+
+_one_graph_asked_for: Callable[[], bool] = torch.compiler.assume_constant_result(_asked)
+"""Run while it is traced."""
