@@ -15,58 +15,10 @@ from bowline.errors import UsageError
 from bowline.nn import find_ties
 from bowline.nn.deferred import DeferredLogits, Product
 from bowline.nn.tied_loss import use_tied_loss
+from tests.nn.tied_loss.cases import CONFIGS, IDS, V, built, logits_of, step
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("quiet_transformers")
-
-V = 50
-LAYER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-SEQ2SEQ = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "GPT2LMHeadModel": {
-        "n_embd": 16,
-        "n_layer": 1,
-        "n_head": 2,
-        "n_positions": 32,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-    },
-    "BertForMaskedLM": LAYER,
-    "BertForPreTraining": LAYER,
-    "RobertaForMaskedLM": LAYER,
-    "T5ForConditionalGeneration": {
-        "d_model": 16,
-        "d_kv": 8,
-        "d_ff": 32,
-        "num_layers": 1,
-        "num_heads": 2,
-        "decoder_start_token_id": 0,
-    },
-    "BartForConditionalGeneration": {"d_model": 16, **SEQ2SEQ, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32},
-    "LlamaForCausalLM": {**LAYER, "tie_word_embeddings": True},
-    "Gemma2ForCausalLM": {**LAYER, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 16},  # a softcap
-    "CohereForCausalLM": LAYER,  # a scale
-    "GraniteForCausalLM": {**LAYER, "logits_scaling": 2.0, "tie_word_embeddings": True},  # a division
-}
-IDS = torch.randint(3, V, (2, 7), generator=torch.Generator().manual_seed(0))
-
-
-def built(name: str) -> Any:
-    cls = getattr(transformers, name)
-    torch.manual_seed(0)
-    return cls(cls.config_class(vocab_size=V, **CONFIGS[name])).double().eval()
-
-
-def step(model: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    model.zero_grad()
-    more = {"next_sentence_label": torch.tensor([0, 1])} if "PreTraining" in type(model).__name__ else {}
-    output = model(input_ids=IDS, labels=IDS, **more)
-    output.loss.backward()
-    return output, {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
-
-
-def logits_of(output: Any) -> Any:
-    return output.prediction_logits if "prediction_logits" in output else output.logits
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -180,15 +132,6 @@ def test_hidden_states_in_half_precision_have_a_loss_after_autocast_has_ended() 
     loss = F.cross_entropy(deferred.view(-1, V), IDS.view(-1))
     expected = F.cross_entropy(product.logits().view(-1, V), IDS.view(-1))
     torch.testing.assert_close(loss, expected, rtol=1e-2, atol=0.0)
-
-
-def test_a_compiled_model_computes_its_logits_as_it_did() -> None:
-    model = built("LlamaForCausalLM").float()
-    plain, _ = step(model)
-    with use_tied_loss(model):
-        compiled: Any = torch.compile(model, backend="eager")
-        loss = compiled(input_ids=IDS, labels=IDS).loss
-    torch.testing.assert_close(loss, plain.loss, rtol=1e-5, atol=0.0)
 
 
 def test_weights_names_and_files_are_untouched(tmp_path: Path) -> None:

@@ -1,0 +1,147 @@
+"""What looks up in the head's matrix adds its gradient to the head's; and copies of a model are copies."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+from bowline.errors import UsageError
+from bowline.nn import tied_embedding
+from bowline.nn.shared_gradient import take
+from bowline.nn.tied_loss import use_tied_loss
+from tests.nn.tied_loss.cases import CONFIGS, IDS, V, built, logits_of, step
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
+
+
+def taken(model: Any) -> list[int]:
+    """The addresses of the gradients that lookups found and added to in a step."""
+    found: list[int] = []
+
+    def noted(*args: Any) -> Any:
+        gradient = take(*args)
+        found.extend([] if gradient is None else [gradient.data_ptr()])
+        return gradient
+
+    with patch.object(tied_embedding, "take", noted):
+        step(model)
+    return found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_both_ends_have_one_gradient(name: str) -> None:
+    model = built(name)
+    assert not taken(model)
+    lookups = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    kinds = [type(module) for module in lookups]
+    with use_tied_loss(model):
+        found = taken(model)
+        assert set(found) == {model.get_output_embeddings().weight.grad.data_ptr()}
+        assert len(found) == (2 if model.config.is_encoder_decoder else 1)
+    assert [type(module) for module in lookups] == kinds
+    assert not taken(model)
+
+
+class Scaled(nn.Embedding):
+    """As Gemma's and BART's: what its forward does with the rows stays."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return 3 * super().forward(ids)
+
+
+class Tiny(nn.Module):
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.table, self.positions, self.head = table, nn.Embedding(9, 4), nn.Linear(4, V, bias=False)
+        self.head.weight = table.weight
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        hidden = (self.table(input_ids) + self.positions(torch.arange(7))).tanh()
+        logits = self.head(hidden)
+        return Output(nn.functional.cross_entropy(logits.view(-1, V), labels.view(-1)), logits)
+
+
+class Output(dict[str, Any]):
+    def __init__(self, loss: torch.Tensor, logits: torch.Tensor) -> None:
+        super().__init__(loss=loss, logits=logits)
+        self.loss, self.logits = loss, logits
+
+
+TABLES: dict[str, Callable[[], nn.Embedding]] = {
+    "plain": lambda: nn.Embedding(V, 4),
+    "with a padding row": lambda: nn.Embedding(V, 4, padding_idx=int(IDS[0, 0])),
+    "scaled": lambda: Scaled(V, 4),
+    "of bounded rows": lambda: nn.Embedding(V, 4, max_norm=0.5),
+    "counting": lambda: nn.Embedding(V, 4, scale_grad_by_freq=True),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_every_table_looks_up_as_it_did(table: str, frozen: bool) -> None:
+    torch.manual_seed(0)
+    model = Tiny(TABLES[table]()).double()
+    model.table.weight.requires_grad_(not frozen)
+    kinds = [type(module) for module in model.modules()]
+    plain, gradients = step(model)
+    with use_tied_loss(model):
+        assert type(model.positions) is nn.Embedding
+        assert type(model.table).__name__ in ("TiedEmbedding", "Scaled")
+        output, found = step(model)
+    torch.testing.assert_close(output.loss, plain.loss, check_dtype=False, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(found, gradients, rtol=1e-6, atol=1e-9)
+    assert [type(module) for module in model.modules()] == kinds
+
+
+def test_an_untied_table_is_left_alone() -> None:
+    model = Tiny(nn.Embedding(V, 4))
+    model.head.weight = nn.Parameter(torch.randn(V, 4))
+    with use_tied_loss(model):
+        assert type(model.table) is nn.Embedding
+
+
+def test_a_lookup_that_something_else_has_changed_since_is_named() -> None:
+    model = Tiny(nn.Embedding(V, 4))
+    loss = use_tied_loss(model)
+    ours = type(model.table)
+    model.table.__class__ = Scaled
+    with pytest.raises(UsageError, match="a lookup's class is Scaled now"):
+        loss.remove()
+    assert "forward" in model.head.__dict__
+    model.table.__class__ = ours
+    loss.remove()
+    assert type(model.table) is nn.Embedding
+
+
+def through_a_file(model: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_a_file])
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "BartForConditionalGeneration"])
+def test_a_copy_computes_with_its_own_matrix(name: str, copied: Any) -> None:
+    model = built(name)
+    use_tied_loss(model)
+    plain, gradients = step(model)
+    other = copied(model)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    output, found = step(other)
+    assert torch.equal(output.loss, plain.loss)
+    torch.testing.assert_close(found, gradients, rtol=0.0, atol=0.0)
+    assert logits_of(output)._made is None
+    assert len(taken(other)) == len(taken(model)) > 0
