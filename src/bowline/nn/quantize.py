@@ -14,7 +14,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from bowline.errors import TieError, UsageError
+from bowline.nn.heads import LMHead
 from bowline.nn.slots import Slot, slot, slots
+from bowline.nn.tied_embedding import TiedEmbedding
 from bowline.nn.ties.compare import is_plain
 from bowline.nn.ties.declared import Ties, as_ties
 from bowline.nn.ties.find import find_ties
@@ -24,6 +26,8 @@ __all__ = ["QuantizedEmbedding", "QuantizedHead", "QuantizedTable", "quantize_ti
 
 LARGEST = 127
 BLOCK_ELEMENTS = 1 << 22
+LOOKUPS = (nn.Embedding.forward, TiedEmbedding.forward)
+PRODUCTS = (nn.Linear.forward, LMHead.forward)
 """Rows are quantised, and made float again for the head, in blocks of about this many entries."""
 
 
@@ -173,8 +177,8 @@ def _replacements(model: nn.Module, ties: list[Tie], known: dict[str, Slot]) -> 
 
 def _check(end: Slot) -> None:
     module = end.module
-    looks_up = type(module).forward is nn.Embedding.forward and cast(Any, module).max_norm is None
-    if not (end.name.endswith(".weight") and (looks_up or type(module).forward is nn.Linear.forward)):
+    looks_up = type(module).forward in LOOKUPS and cast(Any, module).max_norm is None
+    if not (end.name.endswith(".weight") and (looks_up or type(module).forward in PRODUCTS)):
         kind = "an Embedding with max_norm" if type(module) is nn.Embedding else f"a {type(module).__name__}"
         raise TieError(
             f"{end.name}: belongs to {kind}, expected the weight of an Embedding or a Linear that does nothing more",

@@ -84,6 +84,7 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
             that does more than a Linear does (Idefics').
 
     Example:
+        >>> import torch
         >>> class Tiny(nn.Module):
         ...     def __init__(self):
         ...         super().__init__()

@@ -48,8 +48,10 @@ def test_generation_says_what_it_said(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_trainer_takes_twenty_steps_to_the_same_losses_and_evaluates(smoothing: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("smoothing", "backend"), [(0.0, None), (0.1, None), (0.0, "aot_eager")])
+def test_trainer_takes_twenty_steps_to_the_same_losses_and_evaluates(
+    smoothing: float, backend: str | None, tmp_path: Path
+) -> None:
     pytest.importorskip("accelerate")
     ids = torch.randint(3, V, (80, 7), generator=torch.Generator().manual_seed(1))
     rows = [{"input_ids": row, "labels": row} for row in ids]
@@ -66,6 +68,7 @@ def test_trainer_takes_twenty_steps_to_the_same_losses_and_evaluates(smoothing: 
             report_to=[],
             disable_tqdm=True,
             use_cpu=True,
+            torch_compile_backend=backend,  # which asks for torch.compile
         )
         trainer = transformers.Trainer(model=model, args=options, train_dataset=rows, eval_dataset=rows[:8])
         trainer.train()

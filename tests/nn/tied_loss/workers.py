@@ -22,6 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "ddp": {},
     "ddp that looks for unused parameters": {"find_unused_parameters": True},
     "ddp, static": {"static_graph": True},
+    "ddp, compiled": {},
     "fsdp": {"reshard_after_forward": False},
     "fsdp that frees the matrix between": {"reshard_after_forward": True},
     "fsdp, the head a unit": {},
@@ -45,7 +46,8 @@ def llama(tied: bool) -> Any:
 
 def wrapped(model: Any, kind: str) -> Any:
     if kind.startswith("ddp"):
-        return nn.parallel.DistributedDataParallel(model, **KINDS[kind])
+        model = nn.parallel.DistributedDataParallel(model, **KINDS[kind])
+        return torch.compile(model, backend="aot_eager") if kind == "ddp, compiled" else model
     mesh = init_device_mesh("cpu", (2,))
     if kind == "fsdp, the head a unit":
         fully_shard(model.lm_head, mesh=mesh)
