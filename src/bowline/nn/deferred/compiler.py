@@ -19,22 +19,15 @@ def uncompiled(function: Function) -> Function:
     return found
 
 
-def in_one_graph() -> bool:
-    """Whether what is being traced has to stay whole: with `fullgraph=True`, or exported."""
-    if not torch.compiler.is_dynamo_compiling():
-        return True  # an export that runs the model
-    return _one_graph_asked_for()
-
-
-def _asked() -> bool:
+def _in_one_graph() -> bool:
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
         tracer: Any = InstructionTranslator.current_tx()
         return bool(tracer.one_graph or getattr(tracer, "error_on_graph_break", False))
-    except (ImportError, AttributeError):  # private to torch
+    except (ImportError, AttributeError):  # an export that runs the model; or a torch whose tracer is another
         return True
 
 
-_one_graph_asked_for: Callable[[], bool] = torch.compiler.assume_constant_result(_asked)
-"""Run while it is traced."""
+in_one_graph: Callable[[], bool] = torch.compiler.assume_constant_result(_in_one_graph)
+"""Whether what is traced has to stay whole, with `fullgraph=True` or for an export. It is run while that is traced."""

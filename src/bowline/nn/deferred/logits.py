@@ -44,7 +44,6 @@ class DeferredLogits(torch.Tensor):
         self.product, self._made, self._watched = product, None, False
         return self
 
-    @uncompiled
     def made(self) -> torch.Tensor:
         """The logits."""
         if self._made is None:
@@ -93,7 +92,6 @@ class DeferredLogits(torch.Tensor):
         return func(*map(_made, args), **{key: _made(value) for key, value in kwargs.items()})
 
     @classmethod
-    @uncompiled
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
