@@ -134,7 +134,9 @@ def transformers_trainer(model: Any, steps: int, bf16: bool, tell: Tell) -> list
         return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def steps_of_plain_loop(model: Any, steps: int, bf16: bool) -> Iterator[float]:
+def steps_of_plain_loop(
+    model: Any, steps: int, bf16: bool, batch_of: Callable[[int], dict[str, torch.Tensor]] = batch
+) -> Iterator[float]:
     """nanoGPT's loop: fused AdamW with its two groups, clipping, autocast, gradients set to None. The losses."""
     decayed = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
@@ -142,7 +144,7 @@ def steps_of_plain_loop(model: Any, steps: int, bf16: bool) -> Iterator[float]:
     optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
     for step in range(steps):
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            loss = model(**batch(step)).loss
+            loss = model(**batch_of(step)).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -1,9 +1,10 @@
-"""Twenty training steps of transformers' GPT-2 small, as it is and with `use_tied_loss`: losses, time and memory.
+"""Twenty training steps of transformers' models, as they are and with `use_tied_loss`: losses, time and memory.
 
-The loop is the plain one of `benchmarks.train`. The two models begin with the same weights, see the same batches and
-take turns, step by step; the peaks are those of processes of their own, which take three steps.
+GPT-2 small, by itself and compiled, and a masked model with a multilingual vocabulary. The loop is the plain one of
+`benchmarks.train`. The two models of a case begin with the same weights, see the same batches and take turns, step by
+step; the peaks are those of processes of their own, which take three steps.
 
-`python -m benchmarks use_tied_loss` runs all of it; `python -m benchmarks.use_tied_loss WHICH` one process.
+`python -m benchmarks use_tied_loss` runs all of it; `python -m benchmarks.use_tied_loss CASE WHICH` one process.
 """
 
 from __future__ import annotations
@@ -13,47 +14,101 @@ import gc
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from benchmarks.measure import machine, median, peak_of_process, reset_peak
-from benchmarks.train import BATCH, LEFT_OUT, LENGTH, steps_of_plain_loop, theirs
+from benchmarks.train import BATCH, LEFT_OUT, LENGTH, batch, steps_of_plain_loop, theirs
 
-__all__ = ["VARIANTS", "run"]
+__all__ = ["CASES", "VARIANTS", "run"]
 
 VARIANTS = ("as it is", "with use_tied_loss")
 STEPS = 20
 STEPS_OF_PEAK = 3
+MASKED_BATCH, MASKED_SHARE = (4, 256), 0.15
+V = 250002
+MULTILINGUAL: dict[str, Any] = {
+    "vocab_size": V,
+    "hidden_size": 384,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 514,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 
 
-def model_of(variant: str) -> Any:
-    """The model, with the loss in place where it is to be."""
+def multilingual() -> Any:
+    """An XLM-RoBERTa of a small model's size, as distilled multilingual models have it, drawn with seed 0."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    return transformers.XLMRobertaForMaskedLM(transformers.XLMRobertaConfig(**MULTILINGUAL))
+
+
+def masked_batch(step: int) -> dict[str, torch.Tensor]:
+    """Random ids, of which the masked share has a label."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(5, V - 1, MASKED_BATCH, generator=generator)
+    masked = torch.rand(MASKED_BATCH, generator=generator) < MASKED_SHARE
+    return {"input_ids": ids.masked_fill(masked, V - 1), "labels": ids.masked_fill(~masked, -100)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and its batches."""
+
+    title: str
+    told: str
+    build: Callable[[], Any]
+    batch: Callable[[int], dict[str, torch.Tensor]]
+    compiled: bool = False
+
+
+GPT2_BATCHES = f"batches of {BATCH} x {LENGTH} tokens"
+CASES = {
+    "gpt2": Case("GPT-2 small", GPT2_BATCHES, theirs, batch),
+    "compiled": Case("GPT-2 small under torch.compile", GPT2_BATCHES, theirs, batch, compiled=True),
+    "multilingual": Case(
+        f"A masked model with {V:,} tokens",
+        f"XLM-RoBERTa's class, {MULTILINGUAL['num_hidden_layers']} layers of width {MULTILINGUAL['hidden_size']}, "
+        f"batches of {MASKED_BATCH[0]} x {MASKED_BATCH[1]} tokens, {MASKED_SHARE:.0%} of them with a label",
+        multilingual,
+        masked_batch,
+    ),
+}
+
+
+def loop_of(case: Case, variant: str, steps: int) -> Iterator[float]:
+    """The losses of its steps; the model is there when this returns."""
     from bowline.nn import use_tied_loss
 
-    model = theirs()
+    model = case.build()
     if variant == VARIANTS[1]:
         use_tied_loss(model)
-    return model
+    call = torch.compile(model) if case.compiled else model
+    return steps_of_plain_loop(call, steps, bf16=False, batch_of=case.batch)
 
 
-def peak(variant: str) -> float:
+def peak(case: Case, variant: str) -> float:
     """Of this process: the most megabytes above what was resident with the model built."""
-    model = model_of(variant)
+    loop = loop_of(case, variant, STEPS_OF_PEAK)
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     before = reset_peak()
-    for _ in steps_of_plain_loop(model, STEPS_OF_PEAK, bf16=False):
+    for _ in loop:
         pass
     return peak_of_process() - before
 
 
-def in_turns() -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+def in_turns(case: Case) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """The seconds of each variant's steps, and their losses."""
-    loops: dict[str, Iterator[float]] = {
-        variant: steps_of_plain_loop(model_of(variant), STEPS, bf16=False) for variant in VARIANTS
-    }
+    loops = {variant: loop_of(case, variant, STEPS) for variant in VARIANTS}
     seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     losses: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     for _ in range(STEPS):
@@ -64,39 +119,50 @@ def in_turns() -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     return seconds, losses
 
 
-def run() -> str:
-    """All of it, as Markdown."""
-    seconds, losses = in_turns()
+def section(name: str) -> list[str]:
+    """A case, as Markdown."""
+    case = CASES[name]
+    seconds, losses = in_turns(case)
     took = {variant: median(of[LEFT_OUT:]) for variant, of in seconds.items()}
     peaks = {}
     for variant in VARIANTS:
-        command = [sys.executable, "-m", "benchmarks.use_tied_loss", variant]
+        command = [sys.executable, "-m", "benchmarks.use_tied_loss", name, variant]
         peaks[variant] = float(
             subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
         )
     plain = VARIANTS[0]
     apart = max(abs(one - other) / abs(other) for one, other in zip(losses[VARIANTS[1]], losses[plain], strict=True))
-    return "\n".join(
-        [
-            "# transformers' GPT-2 small with the tied loss in place",
-            "",
-            f"float32, batches of {BATCH} x {LENGTH} tokens, in turns, medians of steps {LEFT_OUT + 1} to {STEPS}; "
-            f"{torch.get_num_threads()} threads. Memory: a process's peak above what is resident with the model.",
-            "",
-            machine(["bowline", "torch", "transformers"]),
-            "",
-            f"| model | s a step | time | peak MB | memory | loss of step 1 | loss of step {STEPS} |",
-            "|---|---|---|---|---|---|---|",
-            *(
-                f"| {variant} | {took[variant]:.2f} | {took[variant] / took[plain]:.2f} | {peaks[variant]:.0f} | "
-                f"{peaks[variant] / peaks[plain]:.2f} | {losses[variant][0]:.6f} | {losses[variant][-1]:.6f} |"
-                for variant in VARIANTS
-            ),
-            "",
-            f"The losses of a step are at most {apart:.1e} of the loss apart.",
-        ]
-    )
+    return [
+        f"## {case.title}",
+        "",
+        f"{case.told[0].upper()}{case.told[1:]}.",
+        "",
+        f"| model | s a step | time | peak MB | memory | loss of step 1 | loss of step {STEPS} |",
+        "|---|---|---|---|---|---|---|",
+        *(
+            f"| {variant} | {took[variant]:.2f} | {took[variant] / took[plain]:.2f} | {peaks[variant]:.0f} | "
+            f"{peaks[variant] / peaks[plain]:.2f} | {losses[variant][0]:.6f} | {losses[variant][-1]:.6f} |"
+            for variant in VARIANTS
+        ),
+        "",
+        f"The losses of a step are at most {apart:.1e} of the loss apart.",
+        "",
+    ]
+
+
+def run() -> str:
+    """All of it, as Markdown."""
+    lines = [
+        "# transformers' models with the tied loss in place",
+        "",
+        f"float32, in turns, medians of steps {LEFT_OUT + 1} to {STEPS}; {torch.get_num_threads()} threads. Memory: a "
+        "process's peak above what is resident with the model.",
+        "",
+        machine(["bowline", "torch", "transformers"]),
+        "",
+    ]
+    return "\n".join([*lines, *(line for name in CASES for line in section(name))])
 
 
 if __name__ == "__main__":
-    print(peak(sys.argv[1]))
+    print(peak(CASES[sys.argv[1]], sys.argv[2]))
