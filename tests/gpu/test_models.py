@@ -59,9 +59,10 @@ def test_the_likeliest_tokens_are_those_of_the_cpu(family: str, options: dict[st
     assert torch.equal(found.cpu(), expected)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_transformers_gpt2_trains_to_the_same_losses_with_less_memory(
-    dtype: torch.dtype, peak: Callable[..., float], quiet_transformers: None
+    dtype: torch.dtype, compiled: bool, peak: Callable[..., float], quiet_transformers: None
 ) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -73,9 +74,10 @@ def test_transformers_gpt2_trains_to_the_same_losses_with_less_memory(
     losses, peaks = [], []
     for model in (plain, ours):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        call = torch.compile(model, backend="aot_eager") if compiled else model
 
-        def step(model: Any = model, optimizer: Any = optimizer) -> torch.Tensor:
-            loss: torch.Tensor = model(ids, labels=ids).loss
+        def step(call: Any = call, optimizer: Any = optimizer) -> torch.Tensor:
+            loss: torch.Tensor = call(ids, labels=ids).loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -10,12 +10,11 @@ import torch
 __all__ = ["in_one_graph", "uncompiled"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-REASON = "logits that are not computed (use_tied_loss) are in no graph"
 
 
 def uncompiled(function: Function) -> Function:
     """The function, never traced: where torch.compile meets it, its graph ends."""
-    found: Function = torch.compiler.disable(function, reason=REASON)
+    found: Function = torch.compiler.disable(function)
     return found
 
 
