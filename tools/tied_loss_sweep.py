@@ -274,10 +274,8 @@ def both_ends(results: list[Result]) -> list[str]:
     """Of how many tied classes both ends share one gradient, and which have two."""
     two = [result.name for result in results if result.gradients == "two"]
     one = sum(result.gradients == "one" for result in results)
-    told = f"{one} are tied and have one gradient for both ends of the matrix, {len(two)} have two: {', '.join(two)}."
-    return textwrap.wrap(
-        told if two else f"{one} are tied, and all have one gradient for both ends of the matrix.", 120
-    )
+    told = f"Of the tied ones {one} have one gradient for both ends of the matrix, {len(two)} have two"
+    return textwrap.wrap(f"{told}: {', '.join(two)}." if two else f"{told}.", 120)
 
 
 if __name__ == "__main__":
