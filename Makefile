@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-audit demo-models demo-train test kills beside sweep sweep-4 sweep-loss sweep-loss-4 fuzz families clean help
+.PHONY: demo demo-audit demo-models demo-train test kills beside sweep sweep-4 sweep-loss sweep-loss-4 sweep-loss-compiled fuzz families clean help
 
 help:
 	@echo "make demo          audit a real checkpoint beside broken ones (no torch), the families, and a model trained here"
@@ -14,7 +14,7 @@ help:
 	@echo "make sweep         every class that can be built in transformers 5: predicted against loaded"
 	@echo "make sweep-4       the same in transformers 4"
 	@echo "make sweep-loss    every class with a head, with use_tied_loss and without: loss, gradients, logits"
-	@echo "make sweep-loss-4  the same in transformers 4"
+	@echo "make sweep-loss-4  the same in transformers 4; make sweep-loss-compiled: the same under torch.compile"
 	@echo "make fuzz          200,000 safetensors headers against safetensors itself"
 	@echo "make families      generate the families' table from both versions of transformers"
 
@@ -76,6 +76,9 @@ sweep-loss: $(VENV)/dev
 
 sweep-loss-4: $(PEERS)/transformers-4.57.1/ready
 	HF_HUB_OFFLINE=1 PYTHONPATH=src $(PEERS)/transformers-4.57.1/bin/python -m tools.tied_loss_sweep
+
+sweep-loss-compiled: $(VENV)/dev
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tools.tied_loss_sweep --compiled
 
 fuzz: $(VENV)/dev
 	$(BIN)/python -m tests.checkpoint.header_fuzz --count 200000
