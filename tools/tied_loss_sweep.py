@@ -26,7 +26,6 @@ import transformers
 from bowline.errors import UsageError
 from bowline.nn import tied_embedding
 from bowline.nn.deferred import DeferredLogits, Product
-from bowline.nn.tied_lookups import lookups_of
 from bowline.nn.tied_loss import use_tied_loss
 from tools.sweep import LARGEST, arguments_of, one_line
 from tools.tiny import VOCABULARY, build, candidate_names, load_class
@@ -180,7 +179,8 @@ def compiles(model: Any, inputs: Tensors) -> bool:
 
 def gradients_of(model: Any, taken: int) -> str:
     """Of the head's matrix, where it is tied."""
-    lookups = lookups_of(model, model.get_output_embeddings().weight)
+    matrix = model.get_output_embeddings().weight
+    lookups = [one for one in model.modules() if isinstance(one, torch.nn.Embedding) and one.weight is matrix]
     return "" if not lookups else "one" if taken else "two"
 
 

@@ -2,57 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 
 from torch import nn
 
 from bowline.errors import UsageError
 from bowline.nn.heads import LMHead
 from bowline.nn.slots import expect_module
-from bowline.nn.tied_lookups import lookups_of, tied_class
+from bowline.nn.swapped_class import swapped_class
+from bowline.nn.tied_embedding import TiedEmbedding
 
 __all__ = ["TiedLoss", "use_tied_loss"]
 
+BACKEND = "backend_of_loss"
+
 
 class TiedLoss:
-    """What `use_tied_loss` returns: `remove()` gives head and lookups what was theirs, and so does leaving `with`."""
+    """What `use_tied_loss` returns: `remove()` gives head and lookups their classes back, and so does leaving `with`.
 
-    def __init__(
-        self, head: nn.Module, forward: Callable[..., Any], lookups: Mapping[nn.Embedding, type[nn.Embedding]]
-    ) -> None:
+    Attributes:
+        head: the model's.
+    """
+
+    def __init__(self, head: nn.Module, classes: Mapping[nn.Module, type[nn.Module]]) -> None:
         self.head = head
-        self._forward = forward
-        self._lookups = {lookup: (kind, tied_class(kind)) for lookup, kind in lookups.items()}
-        head.__dict__["forward"] = forward  # found before the class's own
-        for lookup, (_, kind) in self._lookups.items():
-            lookup.__class__ = kind
+        self._classes = {module: (type(module), ours) for module, ours in classes.items()}
+        for module, (_, ours) in self._classes.items():
+            module.__class__ = ours
 
     def remove(self) -> None:
         """The model as it was. A second time nothing happens.
 
         Raises:
-            UsageError: something else has taken the head's forward since, or changed a lookup's class, and has to go
-                first.
+            UsageError: something else has been put on the head or a lookup since, and has to go first.
         """
-        now = self.head.__dict__.get("forward")
-        if now is None:
+        if BACKEND not in self.head.__dict__:
             return
-        if now is not self._forward:
-            raise UsageError(
-                f"the head's forward is {getattr(now, '__qualname__', now)!r:.60} now, which is not use_tied_loss's",
-                help="remove what was put around the head after it",
-            )
-        for lookup, (_, ours) in self._lookups.items():
-            if type(lookup) is not ours:
+        for module, (_, ours) in self._classes.items():
+            end = "the head" if module is self.head else "a lookup"
+            seen = None if type(module) is ours else f"the class {type(module).__qualname__}"
+            if module is self.head and "forward" in module.__dict__:
+                seen = "a forward"
+            if seen:
                 raise UsageError(
-                    f"a lookup's class is {type(lookup).__qualname__} now, which is not use_tied_loss's",
-                    help="remove what was put around the lookup after it",
+                    f"{end} has {seen} now, which is not use_tied_loss's",
+                    help=f"remove what was put on {end} after it",
                 )
-        del self.head.__dict__["forward"]
-        for lookup, (kind, _) in self._lookups.items():
-            lookup.__class__ = kind
+        for module, (kind, _) in self._classes.items():
+            module.__class__ = kind
+        del self.head.__dict__[BACKEND]
 
     def __enter__(self) -> TiedLoss:
         return self
@@ -110,6 +109,10 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
             f"{type(model).__name__} has {seen}, expected a torch.nn.Linear with a floating-point weight",
             help="call bowline.linear_cross_entropy(hidden, weight, labels) where the loss is computed",
         )
+    if BACKEND in head.__dict__:
+        raise UsageError(
+            f"the head of {type(model).__name__} has use_tied_loss's forward already", help="remove() that one before"
+        )
     if type(head).forward not in (nn.Linear.forward, LMHead.forward):
         raise UsageError(
             f"the head of {type(model).__name__} is a {type(head).__name__}, which has a forward of its own; "
@@ -118,10 +121,14 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
         )
     if "forward" in head.__dict__:
         raise UsageError(
-            f"the head of {type(model).__name__} has a forward of its own already",
-            help="remove the other hook (or the first use_tied_loss) before",
+            f"the head of {type(model).__name__} has a forward of its own already", help="remove the other hook before"
         )
     from bowline.nn.deferred import DeferringHead  # which imports torch's compiler, a second that others do without
 
-    forward = DeferringHead(head, backend).forward
-    return TiedLoss(head, forward, {lookup: type(lookup) for lookup in lookups_of(model, weight)})
+    setattr(head, BACKEND, backend)
+    classes: dict[nn.Module, type[nn.Module]] = {head: swapped_class(type(head), DeferringHead, type(head))}
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.weight is weight and not isinstance(module, TiedEmbedding):
+            kind = type(module)  # of which nn.Embedding's forward is now TiedEmbedding's, and the rest as it was
+            classes[module] = TiedEmbedding if kind is nn.Embedding else swapped_class(kind, kind, TiedEmbedding)
+    return TiedLoss(head, classes)

@@ -116,12 +116,26 @@ def test_a_lookup_that_something_else_has_changed_since_is_named() -> None:
     loss = use_tied_loss(model)
     ours = type(model.table)
     model.table.__class__ = Scaled
-    with pytest.raises(UsageError, match="a lookup's class is Scaled now"):
+    with pytest.raises(UsageError, match="a lookup has the class Scaled now"):
         loss.remove()
-    assert "forward" in model.head.__dict__
+    assert type(model.head) is not nn.Linear
     model.table.__class__ = ours
     loss.remove()
     assert type(model.table) is nn.Embedding
+
+
+def test_a_lookup_may_have_a_forward_that_others_put_on_it() -> None:
+    """As accelerate does, which moves what goes in and out."""
+    model = built("GPT2LMHeadModel")
+    plain, gradients = step(model)
+    table = model.get_input_embeddings()
+    own = table.forward
+    table.forward = lambda ids: own(ids)
+    with use_tied_loss(model):
+        output, found = step(model)
+    torch.testing.assert_close(output.loss, plain.loss, check_dtype=False, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(found, gradients, rtol=1e-4, atol=1e-7)
+    assert type(table) is nn.Embedding
 
 
 def through_a_file(model: nn.Module) -> Any:
@@ -145,3 +159,12 @@ def test_a_copy_computes_with_its_own_matrix(name: str, copied: Any) -> None:
     torch.testing.assert_close(found, gradients, rtol=0.0, atol=0.0)
     assert logits_of(output)._made is None
     assert len(taken(other)) == len(taken(model)) > 0
+
+
+def test_a_replica_computes_with_its_own_matrix() -> None:
+    """As DataParallel's, which holds on each device a tensor in the place of the parameter."""
+    model = Tiny(nn.Embedding(V, 4))
+    use_tied_loss(model)
+    replica = model.head._replicate_for_data_parallel()
+    replica.weight, replica.bias = torch.zeros(V, 4), None
+    assert not replica(torch.ones(2, 4)).made().any()

@@ -157,17 +157,21 @@ def test_weights_names_and_files_are_untouched(tmp_path: Path) -> None:
 
 def test_it_is_put_on_once_and_taken_off_in_order() -> None:
     model = built("GPT2LMHeadModel")
+    kinds = [type(module) for module in model.modules()]
     loss = use_tied_loss(model)
+    with pytest.raises(UsageError, match="has use_tied_loss's forward already"):
+        use_tied_loss(model)
+    mine = model.lm_head.forward
+    model.lm_head.forward = lambda hidden: mine(hidden)
+    with pytest.raises(UsageError, match="the head has a forward now, which is not use_tied_loss's"):
+        loss.remove()
+    del model.lm_head.forward
+    loss.remove()
+    loss.remove()
+    assert [type(module) for module in model.modules()] == kinds
+    model.lm_head.forward = mine
     with pytest.raises(UsageError, match="has a forward of its own already"):
         use_tied_loss(model)
-    mine = model.lm_head.__dict__["forward"]
-    model.lm_head.__dict__["forward"] = lambda hidden: mine(hidden)
-    with pytest.raises(UsageError, match="which is not use_tied_loss's"):
-        loss.remove()
-    model.lm_head.__dict__["forward"] = mine
-    loss.remove()
-    loss.remove()
-    assert "forward" not in model.lm_head.__dict__
 
 
 class Headless(nn.Module):
@@ -212,4 +216,4 @@ def test_a_linear_that_does_more_than_a_linear_is_refused() -> None:
     model.lm_head = Scaled(16, V)
     with pytest.raises(UsageError, match="is a Scaled, which has a forward of its own"):
         use_tied_loss(model)
-    assert "forward" not in model.lm_head.__dict__
+    assert type(model.lm_head) is Scaled

@@ -1,4 +1,4 @@
-"""The forward pass of a head that leaves its logits to whoever needs them."""
+"""A head that leaves its logits to whoever needs them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ PLAIN = (torch.Tensor, nn.Parameter)
 """A head of others, as of DTensor where it is split over devices, computes its logits."""
 
 
-class DeferringHead:
-    """`forward` in the place of the head's own; an object, so that a copy of the model has its copy of the head."""
+class DeferringHead(nn.Linear):
+    """Before the class of a Linear: `DeferredLogits` in the place of what that class makes.
 
-    def __init__(self, head: nn.Linear, backend: str) -> None:
-        self.head, self.backend = head, backend
+    Attributes:
+        backend_of_loss: of `linear_cross_entropy`.
+    """
+
+    backend_of_loss: str
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that torch gives it
-        head = self.head
         traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         if torch.compiler.is_compiling():
             traced = in_one_graph()
-        if traced or not all(type(one) in PLAIN for one in (input, head.weight, head.bias) if one is not None):
-            own: torch.Tensor = type(head).forward(head, input)
-            return own
-        return _deferred(input, head, self.backend)
+        if traced or not all(type(one) in PLAIN for one in (input, self.weight, self.bias) if one is not None):
+            return super().forward(input)
+        return _deferred(input, self)
 
 
 @uncompiled
-def _deferred(hidden: torch.Tensor, head: nn.Linear, backend: str) -> DeferredLogits:
+def _deferred(hidden: torch.Tensor, head: DeferringHead) -> DeferredLogits:
     kind = hidden.device.type
     narrow = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
     cast = torch.get_autocast_dtype(kind) if narrow else None
     dtype = cast or torch.result_type(hidden, head.weight)
     grad, version = torch.is_grad_enabled(), version_of(head.weight)
-    return DeferredLogits(Product(hidden, head.weight, head.bias, dtype, cast, grad, version, backend))
+    return DeferredLogits(Product(hidden, head.weight, head.bias, dtype, cast, grad, version, head.backend_of_loss))
