@@ -204,6 +204,20 @@ def test_a_head_with_an_adapter_is_refused_by_its_whole_name() -> None:
     torch.testing.assert_close(found, gradients, rtol=1e-4, atol=1e-7)
 
 
+class Another(torch.Tensor):
+    """As DTensor, which knows more of a product than we do."""
+
+
+def test_hidden_states_of_another_class_have_logits_of_theirs() -> None:
+    model = built("GPT2LMHeadModel").float()
+    hidden = torch.ones(2, 16)
+    expected = model.lm_head(hidden)
+    use_tied_loss(model)
+    found = model.lm_head(hidden.as_subclass(Another))
+    assert type(found) is Another
+    assert torch.equal(found.as_subclass(torch.Tensor), expected)
+
+
 class Scaled(nn.Linear):
     """As Idefics' head, of which `weight` is not the whole."""
 
