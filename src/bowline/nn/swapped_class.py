@@ -10,25 +10,25 @@ from typing import Any
 __all__ = ["swapped_class"]
 
 
-def swapped_class(kind: type[Any], *bases: type[Any]) -> type[Any]:
-    """A class that is called as `kind` is, of these bases, of which it is one.
+def swapped_class(kind: type[Any], *bases: type[Any], **attributes: Any) -> type[Any]:
+    """A class that is called as `kind` is, of these bases, of which `kind` is one, with these attributes.
 
     Example:
         >>> class Loud(int):
+        ...     mark = "!"
         ...     def __str__(self):
-        ...         return super().__str__() + "!"
-        >>> swapped_class(int, Loud, int).__name__, str(swapped_class(int, Loud, int)(3))
-        ('int', '3!')
+        ...         return super().__str__() + self.mark
+        >>> louder = swapped_class(int, Loud, int, mark="!!")
+        >>> louder.__name__, str(louder(3))
+        ('int', '3!!')
     """
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__reduce_ex__": _reduced, "swaps": kind}
-    return type(kind.__name__, bases, names)
+
+    def reduced(self: Any, _: Any) -> Any:  # to copy and pickle it: no Python module holds its class
+        return _made, (kind, bases, attributes), self.__dict__
+
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__reduce_ex__": reduced}
+    return type(kind.__name__, bases, names | attributes)
 
 
-def _reduced(self: Any, _: Any) -> Any:
-    """To copy and pickle it: no Python module holds its class."""
-    made = type(self)
-    return _made, (made.swaps, *made.__bases__), self.__dict__
-
-
-def _made(kind: type[Any], *bases: type[Any]) -> Any:
-    return object.__new__(swapped_class(kind, *bases))
+def _made(kind: type[Any], bases: tuple[type[Any], ...], attributes: dict[str, Any]) -> Any:
+    return object.__new__(swapped_class(kind, *bases, **attributes))

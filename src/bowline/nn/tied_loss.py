@@ -15,8 +15,6 @@ from bowline.nn.tied_embedding import TiedEmbedding
 
 __all__ = ["TiedLoss", "use_tied_loss"]
 
-BACKEND = "backend_of_loss"
-
 
 class TiedLoss:
     """What `use_tied_loss` returns: `remove()` gives head and lookups their classes back, and so does leaving `with`.
@@ -37,8 +35,6 @@ class TiedLoss:
         Raises:
             UsageError: something else has been put on the head or a lookup since, and has to go first.
         """
-        if BACKEND not in self.head.__dict__:
-            return
         for module, (_, ours) in self._classes.items():
             end = "the head" if module is self.head else "a lookup"
             seen = None if type(module) is ours else f"the class {type(module).__qualname__}"
@@ -51,7 +47,7 @@ class TiedLoss:
                 )
         for module, (kind, _) in self._classes.items():
             module.__class__ = kind
-        del self.head.__dict__[BACKEND]
+        self._classes.clear()
 
     def __enter__(self) -> TiedLoss:
         return self
@@ -109,7 +105,9 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
             f"{type(model).__name__} has {seen}, expected a torch.nn.Linear with a floating-point weight",
             help="call bowline.linear_cross_entropy(hidden, weight, labels) where the loss is computed",
         )
-    if BACKEND in head.__dict__:
+    from bowline.nn.deferred import DeferringHead  # which imports torch's compiler, a second that others do without
+
+    if isinstance(head, DeferringHead):
         raise UsageError(
             f"the head of {type(model).__name__} has use_tied_loss's forward already", help="remove() that one before"
         )
@@ -123,10 +121,8 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
         raise UsageError(
             f"the head of {type(model).__name__} has a forward of its own already", help="remove the other hook before"
         )
-    from bowline.nn.deferred import DeferringHead  # which imports torch's compiler, a second that others do without
-
-    setattr(head, BACKEND, backend)
-    classes: dict[nn.Module, type[nn.Module]] = {head: swapped_class(type(head), DeferringHead, type(head))}
+    ours = swapped_class(type(head), DeferringHead, type(head), backend_of_loss=backend)
+    classes: dict[nn.Module, type[nn.Module]] = {head: ours}
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.weight is weight and not isinstance(module, TiedEmbedding):
             kind = type(module)  # of which nn.Embedding's forward is now TiedEmbedding's, and the rest as it was

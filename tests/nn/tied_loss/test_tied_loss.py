@@ -167,7 +167,9 @@ def test_it_is_put_on_once_and_taken_off_in_order() -> None:
         loss.remove()
     del model.lm_head.forward
     loss.remove()
-    loss.remove()
+    with use_tied_loss(model):
+        loss.remove()  # for the second time: nothing happens
+        assert model(IDS).logits.made() is not None
     assert [type(module) for module in model.modules()] == kinds
     model.lm_head.forward = mine
     with pytest.raises(UsageError, match="has a forward of its own already"):

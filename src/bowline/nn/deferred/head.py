@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -22,7 +24,7 @@ class DeferringHead(nn.Linear):
         backend_of_loss: of `linear_cross_entropy`.
     """
 
-    backend_of_loss: str
+    backend_of_loss: ClassVar[str] = "auto"
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that torch gives it
         traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
