@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bowline.errors import TieError, UsageError
-from bowline.nn import find_ties, tie_weights
+from bowline.nn import find_ties, tie_weights, use_tied_loss
 from bowline.nn.quantize import QuantizedEmbedding, QuantizedHead, QuantizedTable, quantize_tied
 from tests.nn.models import HEAD, BertLike, EncoderDecoder, TinyLM
 
@@ -244,6 +244,15 @@ def test_a_model_of_transformers_generates_with_it() -> None:
     torch.testing.assert_close(model(ids).logits, plain(ids).logits)
     options = {"max_new_tokens": 6, "do_sample": False}
     assert torch.equal(model.generate(ids, **options), plain.generate(ids, **options))
+
+
+def test_a_model_with_the_tied_loss_is_quantised_as_without() -> None:
+    config = transformers.GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=16)
+    model: Any = transformers.GPT2LMHeadModel(config).eval()
+    other = copy.deepcopy(model)
+    use_tied_loss(other)
+    assert quantize_tied(other) == quantize_tied(model)
+    assert torch.equal(other(torch.arange(8)[None]).logits, model(torch.arange(8)[None]).logits)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

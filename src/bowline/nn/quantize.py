@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from bowline.errors import TieError, UsageError
 from bowline.nn.heads import LMHead
 from bowline.nn.slots import Slot, slot, slots
+from bowline.nn.swapped_class import own_class
 from bowline.nn.tied_embedding import TiedEmbedding
 from bowline.nn.ties.compare import is_plain
 from bowline.nn.ties.declared import Ties, as_ties
@@ -176,10 +177,10 @@ def _replacements(model: nn.Module, ties: list[Tie], known: dict[str, Slot]) -> 
 
 
 def _check(end: Slot) -> None:
-    module = end.module
-    looks_up = type(module).forward in LOOKUPS and cast(Any, module).max_norm is None
-    if not (end.name.endswith(".weight") and (looks_up or type(module).forward in PRODUCTS)):
-        kind = "an Embedding with max_norm" if type(module) is nn.Embedding else f"a {type(module).__name__}"
+    module, own = end.module, own_class(end.module)
+    looks_up = own.forward in LOOKUPS and cast(Any, module).max_norm is None
+    if not (end.name.endswith(".weight") and (looks_up or own.forward in PRODUCTS)):
+        kind = "an Embedding with max_norm" if own is nn.Embedding else f"a {own.__name__}"
         raise TieError(
             f"{end.name}: belongs to {kind}, expected the weight of an Embedding or a Linear that does nothing more",
             help="quantise this model in the format of its runtime",

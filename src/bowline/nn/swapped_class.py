@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["swapped_class"]
+__all__ = ["own_class", "swapped_class"]
+
+OWN = "_own_class"
 
 
 def swapped_class(kind: type[Any], *bases: type[Any], **attributes: Any) -> type[Any]:
@@ -26,8 +28,14 @@ def swapped_class(kind: type[Any], *bases: type[Any], **attributes: Any) -> type
     def reduced(self: Any, _: Any) -> Any:  # to copy and pickle it: no Python module holds its class
         return _made, (kind, bases, attributes), self.__dict__
 
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__reduce_ex__": reduced}
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__reduce_ex__": reduced, OWN: kind}
     return type(kind.__name__, bases, names | attributes)
+
+
+def own_class(module: Any) -> type[Any]:
+    """The class that it had before its class was swapped, or has."""
+    kind: type[Any] = getattr(type(module), OWN, type(module))
+    return kind
 
 
 def _made(kind: type[Any], bases: tuple[type[Any], ...], attributes: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from torch import nn
 
 from bowline.errors import UsageError
 from bowline.nn.heads import LMHead
+from bowline.nn.loss.options import check_backend
 from bowline.nn.slots import expect_module
 from bowline.nn.swapped_class import swapped_class
 from bowline.nn.tied_embedding import TiedEmbedding
@@ -75,8 +76,8 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
         backend: of `linear_cross_entropy`.
 
     Raises:
-        UsageError: no such head, one that this or another has hooked already, one that is quantised or wrapped, or one
-            that does more than a Linear does (Idefics').
+        UsageError: no such backend; no such head, one that this or another has hooked already, one that is quantised or
+            wrapped, or one that does more than a Linear does (Idefics').
 
     Example:
         >>> import torch
@@ -94,6 +95,7 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
         ...     torch.testing.assert_close(model(hidden, labels), plain)
     """
     expect_module(model)
+    check_backend(backend)
     ask = getattr(model, "get_output_embeddings", None)
     head = ask() if callable(ask) else None
     weight = getattr(head, "weight", None)
@@ -109,7 +111,8 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
 
     if isinstance(head, DeferringHead):
         raise UsageError(
-            f"the head of {type(model).__name__} has use_tied_loss's forward already", help="remove() that one before"
+            f"the head of {type(model).__name__} has use_tied_loss's forward already",
+            help="remove() that one before; on a copy of the model it stays",
         )
     if type(head).forward not in (nn.Linear.forward, LMHead.forward):
         raise UsageError(

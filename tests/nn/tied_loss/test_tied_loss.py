@@ -191,6 +191,13 @@ def test_a_model_without_a_linear_head_is_refused(model: nn.Module, told: str) -
         use_tied_loss("gpt2")  # type: ignore[arg-type]
 
 
+def test_a_backend_that_is_none_is_refused_at_once() -> None:
+    model = built("GPT2LMHeadModel")
+    with pytest.raises(UsageError, match="backend='fast': expected one of auto, reference"):
+        use_tied_loss(model, backend="fast")
+    assert type(model.lm_head) is nn.Linear
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_head_with_an_adapter_is_refused_by_its_whole_name() -> None:
     """PEFT's is called Linear too; an adapter elsewhere, on the lookup even, is none of its business."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from bowline.errors import UsageError
-from bowline.nn.loss.options import BACKENDS
+from bowline.nn.loss.options import check_backend
 from bowline.nn.loss.peers import PEERS
 from bowline.nn.loss.resources import current
 from bowline.nn.transformed import in_torch_func
@@ -35,8 +34,7 @@ def chosen_backend(
         >>> chosen_backend(hidden[:4], weight)
         'logits'
     """
-    if backend not in BACKENDS:
-        raise UsageError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
+    check_backend(backend)
     return pick(hidden, weight, reduction != "none" and not return_lse, return_logits, backend)
 
 

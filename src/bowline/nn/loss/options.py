@@ -10,7 +10,16 @@ import torch
 
 from bowline.errors import UsageError
 
-__all__ = ["BACKENDS", "Options", "Reduction", "check_arguments", "check_ends", "check_labels", "check_mask"]
+__all__ = [
+    "BACKENDS",
+    "Options",
+    "Reduction",
+    "check_arguments",
+    "check_backend",
+    "check_ends",
+    "check_labels",
+    "check_mask",
+]
 
 Reduction = Literal["mean", "sum", "none"]
 BACKENDS = ("auto", "reference", "logits", "chunked", "torch", "liger", "quack", "cut_cross_entropy")
@@ -63,6 +72,12 @@ def check_mask(mask_ids: Sequence[int], size: int) -> None:
         raise UsageError(f"mask_ids has all {size} tokens: expected some that can be predicted")
 
 
+def check_backend(backend: str) -> None:
+    """Whether there is one of that name."""
+    if backend not in BACKENDS:
+        raise UsageError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
+
+
 def check_arguments(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -73,8 +88,7 @@ def check_arguments(
     backend: str,
 ) -> None:
     """What is not about the ends alone; `check_ends` comes before."""
-    if backend not in BACKENDS:
-        raise UsageError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
+    check_backend(backend)
     if reduction not in ("mean", "sum", "none"):
         raise UsageError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'none'")
     if labels.shape != hidden.shape[:-1]:
