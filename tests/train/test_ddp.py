@@ -86,6 +86,12 @@ def test_a_signal_to_one_process_ends_both_behind_the_same_step(place: Path) -> 
     assert said[1].startswith("ended by a signal after step 8: the checkpoint of step 8 is whole")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have names in /proc")
+def test_no_thread_of_the_group_outlives_the_interpreter(place: Path) -> None:
+    """One that does, and lets go of a tensor then, asks an interpreter that is gone: the process would be aborted."""
+    assert [(place / f"{rank}.threads").read_text() for rank in range(2)] == ["", ""]
+
+
 def test_a_run_of_two_processes_goes_on_on_one(place: Path, alone: tuple[Any, Any]) -> None:
     _, result = run(place / "ended", resume=True, **OPTIONS)
     losses, wanted = ([record["loss"] for record in history] for history in (result.history, alone[1].history))

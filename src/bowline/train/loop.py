@@ -222,6 +222,7 @@ class Trainer:
             model.loss_only = True
             stack.callback(setattr, model, "loss_only", False)
         self._wrap()
+        stack.callback(self._unwrap)
         self.model.train()
         self._since = time.perf_counter()
         logger.info("%s", self.groups)
@@ -264,6 +265,10 @@ class Trainer:
             self._running = nn.parallel.DistributedDataParallel(
                 self._compiled, device_ids=place, gradient_as_bucket_view=True
             )
+
+    def _unwrap(self) -> None:
+        """Whoever holds this trainer holds no group of processes by it."""
+        self._running = self._compiled = self.model
 
     # --- within a step ------------------------------------------------------------------------------------------------
 

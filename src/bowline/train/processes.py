@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -66,11 +67,17 @@ def joined(device: torch.device) -> Iterator[Processes]:
     A group that exists already is used.
     """
     if distributed.is_available() and not distributed.is_initialized() and "TORCHELASTIC_RUN_ID" in os.environ:
+        importlib.import_module("torch.distributed.nn")  # or, imported later, it holds the group in its defaults
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
         atexit.register(_leave)
     yield Processes()
 
 
 def _leave() -> None:
+    """Ends the group and its threads, while there is an interpreter; nothing else may hold the group then.
+
+    A thread of gloo that lets go of a tensor later is ended by what is left of it, and takes the process along:
+    "terminate called without an active exception".
+    """
     if distributed.is_initialized():
         distributed.destroy_process_group()
