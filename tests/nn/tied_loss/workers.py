@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import Any
@@ -104,3 +105,5 @@ def main(rank: int, store: str, out: str) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    # FSDP's mesh keeps the group, and a thread of gloo that outlives the interpreter may abort the process.
+    os._exit(0)
