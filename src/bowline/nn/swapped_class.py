@@ -13,7 +13,7 @@ OWN = "_own_class"
 
 
 def swapped_class(kind: type[Any], *bases: type[Any], **attributes: Any) -> type[Any]:
-    """A class that is called as `kind` is, of these bases, of which `kind` is one, with these attributes.
+    """A class that is called as `kind` is, of these bases, which have `kind` among them or theirs; with attributes.
 
     Example:
         >>> class Loud(int):

@@ -12,7 +12,6 @@ from bowline.nn.heads import LMHead
 from bowline.nn.loss.options import check_backend
 from bowline.nn.slots import expect_module
 from bowline.nn.swapped_class import swapped_class
-from bowline.nn.tied_embedding import TiedEmbedding
 
 __all__ = ["TiedLoss", "use_tied_loss"]
 
@@ -68,8 +67,8 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
     logits is computed as it was. Embeddings that look up in the head's matrix do so by `tied_embedding`: one gradient
     for both ends. Weights, names and files are untouched.
 
-    Under `torch.compile` the graph ends before the head, and the loss is computed outside of it; where it has to be one
-    (`fullgraph=True`, an export), it has the logits.
+    Under `torch.compile` graphs end before the lookup and before the head, which are left outside, and the loss too;
+    where there has to be one graph (`fullgraph=True`, an export), it has the logits and both gradients.
 
     Args:
         model: has `get_output_embeddings()`, whose module is a Linear: transformers' and Bowline's models.
@@ -107,7 +106,10 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
             f"{type(model).__name__} has {seen}, expected a torch.nn.Linear with a floating-point weight",
             help="call bowline.linear_cross_entropy(hidden, weight, labels) where the loss is computed",
         )
-    from bowline.nn.deferred import DeferringHead  # which imports torch's compiler, a second that others do without
+    from bowline.nn.deferred import (  # which imports torch's compiler, a second that others do without
+        DeferringHead,
+        UncompiledLookup,
+    )
 
     if isinstance(head, DeferringHead):
         raise UsageError(
@@ -127,7 +129,8 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
     ours = swapped_class(type(head), DeferringHead, type(head), backend_of_loss=backend)
     classes: dict[nn.Module, type[nn.Module]] = {head: ours}
     for module in model.modules():
-        if isinstance(module, nn.Embedding) and module.weight is weight and not isinstance(module, TiedEmbedding):
+        if isinstance(module, nn.Embedding) and module.weight is weight:
             kind = type(module)  # of which nn.Embedding's forward is now TiedEmbedding's, and the rest as it was
-            classes[module] = TiedEmbedding if kind is nn.Embedding else swapped_class(kind, kind, TiedEmbedding)
+            after = () if issubclass(UncompiledLookup, kind) else (kind,)
+            classes[module] = swapped_class(kind, *after, UncompiledLookup)
     return TiedLoss(head, classes)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-__all__ = ["CONFIGS", "IDS", "V", "built", "logits_of", "step"]
+from bowline.nn import tied_embedding
+from bowline.nn.shared_gradient import take
+
+__all__ = ["CONFIGS", "IDS", "V", "built", "logits_of", "step", "taken"]
 
 V = 50
 LAYER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -59,3 +63,17 @@ def step(model: Any, call: Any = None) -> tuple[Any, dict[str, torch.Tensor]]:
 
 def logits_of(output: Any) -> Any:
     return output.prediction_logits if "prediction_logits" in output else output.logits
+
+
+def taken(model: Any, call: Any = None) -> list[int]:
+    """The addresses of the gradients that lookups found and added to in a step."""
+    found: list[int] = []
+
+    def noted(*args: Any) -> Any:
+        gradient = take(*args)
+        found.extend([] if gradient is None else [gradient.data_ptr()])
+        return gradient
+
+    with patch.object(tied_embedding, "take", noted):
+        step(model, call)
+    return found

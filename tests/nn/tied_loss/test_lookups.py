@@ -6,35 +6,18 @@ import copy
 import io
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 
 from bowline.errors import UsageError
-from bowline.nn import tied_embedding
-from bowline.nn.shared_gradient import take
 from bowline.nn.tied_embedding import TiedEmbedding
 from bowline.nn.tied_loss import use_tied_loss
-from tests.nn.tied_loss.cases import CONFIGS, IDS, V, built, logits_of, step
+from tests.nn.tied_loss.cases import CONFIGS, IDS, V, built, logits_of, step, taken
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("quiet_transformers")
-
-
-def taken(model: Any) -> list[int]:
-    """The addresses of the gradients that lookups found and added to in a step."""
-    found: list[int] = []
-
-    def noted(*args: Any) -> Any:
-        gradient = take(*args)
-        found.extend([] if gradient is None else [gradient.data_ptr()])
-        return gradient
-
-    with patch.object(tied_embedding, "take", noted):
-        step(model)
-    return found
 
 
 @pytest.mark.parametrize("name", CONFIGS)
