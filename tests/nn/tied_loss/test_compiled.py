@@ -61,6 +61,18 @@ def test_both_ends_have_one_gradient(name: str) -> None:
     assert len(found) == (2 if model.config.is_encoder_decoder else 1)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_lookup_that_learns_nothing_is_in_the_bodys_graph(frozen: bool) -> None:
+    model = built("GPT2LMHeadModel")
+    use_tied_loss(model)
+    model.transformer.wte.weight.requires_grad_(not frozen)
+    graphs = Graphs()
+    compiled: Any = torch.compile(model, backend=graphs)
+    with torch.set_grad_enabled(frozen):
+        compiled(IDS)
+    assert graphs.sizes[0] == max(graphs.sizes)
+
+
 def test_a_second_step_compiles_nothing() -> None:
     model = built("LlamaForCausalLM").float()
     use_tied_loss(model)

@@ -197,27 +197,30 @@ class _Turned:
         return flat.view(rows, count) if self.by.turns else flat.view(count, rows).t()
 
     def _make_logits(self, at: int) -> torch.Tensor:
-        """Products of a part, (b, n), which are made powers where they are: where those are kept, if that can be."""
-        part = self.parts[at]
-        place = self.block[: part.stop - part.start]
-        if self.kept is not None and self.kept[at].dtype == place.dtype:
-            place = self.kept[at]
-        self.made = self.by.make_turned_logits(self.hidden, self._matrix(at), place)
-        return self.made
+        """Products of a part, (b, n); `powers`: where theirs belong, which is where they are kept, if they can be."""
+        matrix, rows = self._matrix(at), self.parts[at].stop - self.parts[at].start
+        kept = None if self.kept is None else self.kept[at]
+        if kept is None or kept.dtype != self.block.dtype:
+            self.powers = self.by.make_turned_logits(self.hidden, matrix, self.block[:rows])
+            return self.powers
+        self.powers = kept
+        return self.by.make_turned_logits(self.hidden, matrix, kept)
 
     def _exponents(self, at: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-        """Piece by piece of a part: where it is, y / `steepness` in float32 or wider, and which tokens are masked."""
+        """Piece by piece of a part: where its powers belong, y / `steepness` in float32 or wider, what is masked."""
         part, made, own, rule = self.parts[at], self._make_logits(at), self.own[at], self.rule
         self.label[own] = made[self.ids[own] - part.start, own].to(self.label.dtype)
         for first in range(part.start, part.stop, len(self.piece)):
             rows = slice(first, min(first + len(self.piece), part.stop))
-            some = made[first - part.start :][: len(self.piece)]
-            y = some if some.dtype == self.piece.dtype else self.piece[: len(some)].copy_(some)
+            within = slice(rows.start - part.start, rows.stop - part.start)
+            y = made[within]
+            if y.dtype != self.piece.dtype:
+                y = self.piece[: len(y)].copy_(y)
             if self.job.bias is not None:
                 y += self.job.bias[rows, None]
             if rule.softcap is not None:
                 y.mul_(rule.scale / rule.softcap).tanh_()
-            yield some, y, None if self.banned is None else self.banned[rows]
+            yield self.powers[within], y, None if self.banned is None else self.banned[rows]
 
     @property
     def steepness(self) -> float:
@@ -235,7 +238,8 @@ class _Turned:
             if self.rule.share:
                 added += (y if banned is None else y.masked_fill(banned, 0.0)).sum(0) * self.steepness
             slope = None if self.rule.softcap is None else 1 - y.square()
-            torch.add(-base, y, alpha=self.steepness, out=y).exp2_()
+            torch.add(-base, y, alpha=self.steepness, out=y)
+            y = torch.exp2(y, out=some if some.dtype == y.dtype else y)
             if banned is not None:
                 y.masked_fill_(banned, 0.0)
             sums += y.sum(0)
@@ -258,12 +262,12 @@ class _Turned:
 
     def _use_powers(self, at: int) -> None:
         """Of a part: without each token's own label they are kept, and multiplied with the matrix."""
-        part, made, own = self.parts[at], self.made, self.own[at]
-        made[self.ids[own] - part.start, own] = 0.0
-        if self.kept is not None and self.kept[at].data_ptr() != made.data_ptr():
-            self.kept[at].copy_(made)
+        part, powers, own = self.parts[at], self.powers, self.own[at]
+        powers[self.ids[own] - part.start, own] = 0.0
+        if self.kept is not None and self.kept[at].dtype != powers.dtype:
+            self.kept[at].copy_(powers)
         if not self.multiplied:
-            self._add_of_hidden(made, at)
+            self._add_of_hidden(powers, at)
 
     def _add_of_hidden(self, x: torch.Tensor, at: int) -> None:
         if self.of_hidden is not None:
