@@ -164,8 +164,7 @@ def run_class(name: str, compiled: bool = False) -> Result:
         wrong = [*difference(step(model, inputs, compiled).with_zeros_of(tied), tied)]
     if not torch.equal(step(model, inputs).loss, plain.loss):
         wrong.append("the loss after remove()")
-    gradients = "" if compiled else gradients_of(model, calls["take"])
-    return Result(name, "DIFFERS" if wrong else kind, ", ".join(wrong), gradients)
+    return Result(name, "DIFFERS" if wrong else kind, ", ".join(wrong), gradients_of(model, calls["take"]))
 
 
 def compiles(model: Any, inputs: Tensors) -> bool:

@@ -68,6 +68,7 @@ TABLES: dict[str, Callable[[], nn.Embedding]] = {
     "scaled": lambda: Scaled(V, 4),
     "of bounded rows": lambda: nn.Embedding(V, 4, max_norm=0.5),
     "counting": lambda: nn.Embedding(V, 4, scale_grad_by_freq=True),
+    "ours": lambda: TiedEmbedding(V, 4),
 }
 
 
