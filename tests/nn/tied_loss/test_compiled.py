@@ -1,4 +1,4 @@
-"""Under torch.compile the body is a graph, which ends before the head: the loss needs no logits there either."""
+"""Under torch.compile the body is a graph, from behind the lookup to before the head: there are no logits in it."""
 
 from __future__ import annotations
 
