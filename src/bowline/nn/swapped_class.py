@@ -13,7 +13,7 @@ OWN = "_own_class"
 
 
 def swapped_class(kind: type[Any], *bases: type[Any], **attributes: Any) -> type[Any]:
-    """A class that is called as `kind` is, of these bases, which have `kind` among them or theirs; with attributes.
+    """A class called as `kind` is, of these bases, one of which is `kind` or derives from it, with these attributes.
 
     Example:
         >>> class Loud(int):

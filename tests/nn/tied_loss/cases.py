@@ -41,15 +41,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "CohereForCausalLM": LAYER,  # a scale
     "GraniteForCausalLM": {**LAYER, "logits_scaling": 2.0, "tie_word_embeddings": True},  # a division
 }
+LAYERS = {"n_layer", "num_layers", "num_hidden_layers", "encoder_layers", "decoder_layers"}
 IDS = torch.randint(3, V, (2, 7), generator=torch.Generator().manual_seed(0))
 
 
-def built(name: str) -> Any:
+def built(name: str, layers: int = 1) -> Any:
     import transformers
 
     cls = getattr(transformers, name)
+    counts = dict.fromkeys(LAYERS & CONFIGS[name].keys(), layers)
     torch.manual_seed(0)
-    return cls(cls.config_class(vocab_size=V, **CONFIGS[name])).double().eval()
+    return cls(cls.config_class(vocab_size=V, **CONFIGS[name] | counts)).double().eval()
 
 
 def step(model: Any, call: Any = None) -> tuple[Any, dict[str, torch.Tensor]]:

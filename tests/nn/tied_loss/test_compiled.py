@@ -38,7 +38,7 @@ class Graphs:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_loss_and_gradients_are_those_of_the_model_as_it_was(name: str) -> None:
-    model = built(name)
+    model = built(name, layers=6)
     plain, gradients = step(model)
     graphs = Graphs()
     with use_tied_loss(model):
@@ -48,7 +48,8 @@ def test_loss_and_gradients_are_those_of_the_model_as_it_was(name: str) -> None:
         assert logits_of(output)._made is None, "the loss was computed from the logits"
     torch.testing.assert_close(output.loss, plain.loss, check_dtype=False, rtol=1e-6, atol=0.0)
     torch.testing.assert_close(found, gradients, rtol=1e-4, atol=1e-7)
-    assert max(graphs.sizes) > 0.5 * sum(graphs.sizes), f"the body is not one graph, or two: {graphs.sizes}"
+    bodies = sorted(graphs.sizes)[-2 if model.config.is_encoder_decoder else -1 :]
+    assert sum(bodies) > 0.8 * sum(graphs.sizes), f"the body is not one graph, or an encoder's and one: {graphs.sizes}"
 
 
 @pytest.mark.parametrize("name", [*NAMES, "BartForConditionalGeneration"])
