@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["own_class", "swapped_class"]
+__all__ = ["is_swapped", "own_class", "swapped_class"]
 
 OWN = "_own_class"
 
@@ -36,6 +36,11 @@ def own_class(module: Any) -> type[Any]:
     """The class that it had before its class was swapped, or has."""
     kind: type[Any] = getattr(type(module), OWN, type(module))
     return kind
+
+
+def is_swapped(module: Any) -> bool:
+    """Whether the class that it has now is one of these."""
+    return OWN in vars(type(module))
 
 
 def _made(kind: type[Any], bases: tuple[type[Any], ...], attributes: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from types import TracebackType
 
 from torch import nn
@@ -11,7 +11,7 @@ from bowline.errors import UsageError
 from bowline.nn.heads import LMHead
 from bowline.nn.loss.options import check_backend
 from bowline.nn.slots import expect_module
-from bowline.nn.swapped_class import swapped_class
+from bowline.nn.swapped_class import is_swapped, own_class, swapped_class
 
 __all__ = ["TiedLoss", "use_tied_loss"]
 
@@ -23,11 +23,35 @@ class TiedLoss:
         head: the model's.
     """
 
-    def __init__(self, head: nn.Module, classes: Mapping[nn.Module, type[nn.Module]]) -> None:
+    def __init__(self, head: nn.Module, swapped: Iterable[nn.Module]) -> None:
         self.head = head
-        self._classes = {module: (type(module), ours) for module, ours in classes.items()}
-        for module, (_, ours) in self._classes.items():
-            module.__class__ = ours
+        self._classes = {module: (own_class(module), type(module)) for module in swapped}
+
+    @classmethod
+    def of(cls, model: nn.Module) -> TiedLoss:
+        """That of a model which has it on: of a copy, deep or through a file, for which nobody has what was returned.
+
+        Raises:
+            UsageError: the model's head has no tied loss, or something else has been put on it since.
+
+        Example:
+            >>> from copy import deepcopy
+            >>> from bowline.models import GPT2Config, GPT2LMHeadModel
+            >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=4, n_layer=1, n_head=1, n_positions=8))
+            >>> loss = use_tied_loss(model)
+            >>> copied = deepcopy(model)
+            >>> TiedLoss.of(copied).remove()
+            >>> type(copied.lm_head).forward is type(model.lm_head).forward
+            False
+        """
+        expect_module(model)
+        head = _head_of(model)
+        if head is None or not is_swapped(head):
+            raise UsageError(
+                f"{type(model).__name__} has a head without use_tied_loss's class",
+                help="call use_tied_loss(model), and keep what it returns",
+            )
+        return cls(head, [module for module in model.modules() if is_swapped(module)])
 
     def remove(self) -> None:
         """The model as it was. A second time nothing happens.
@@ -35,9 +59,9 @@ class TiedLoss:
         Raises:
             UsageError: something else has been put on the head or a lookup since, and has to go first.
         """
-        for module, (_, ours) in self._classes.items():
+        for module, kinds in self._classes.items():
             end = "the head" if module is self.head else "a lookup"
-            seen = None if type(module) is ours else f"the class {type(module).__qualname__}"
+            seen = None if type(module) in kinds else f"the class {type(module).__qualname__}"
             if module is self.head and "forward" in module.__dict__:
                 seen = "a forward"
             if seen:
@@ -95,13 +119,12 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
     """
     expect_module(model)
     check_backend(backend)
-    ask = getattr(model, "get_output_embeddings", None)
-    head = ask() if callable(ask) else None
+    head = _head_of(model)
     weight = getattr(head, "weight", None)
     if not isinstance(head, nn.Linear) or not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
         kind = type(head)
         named = "no head" if head is None else f"a head of class {kind.__module__}.{kind.__qualname__}"
-        seen = named if callable(ask) else "no get_output_embeddings()"
+        seen = named if callable(getattr(model, "get_output_embeddings", None)) else "no get_output_embeddings()"
         raise UsageError(
             f"{type(model).__name__} has {seen}, expected a torch.nn.Linear with a floating-point weight",
             help="call bowline.linear_cross_entropy(hidden, weight, labels) where the loss is computed",
@@ -114,7 +137,7 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
     if isinstance(head, DeferringHead):
         raise UsageError(
             f"the head of {type(model).__name__} has use_tied_loss's forward already",
-            help="remove() that one before; on a copy of the model it stays",
+            help="remove() that one before, of a copy by bowline.nn.TiedLoss.of(model).remove()",
         )
     if type(head).forward not in (nn.Linear.forward, LMHead.forward):
         raise UsageError(
@@ -126,11 +149,20 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
         raise UsageError(
             f"the head of {type(model).__name__} has a forward of its own already", help="remove the other hook before"
         )
-    ours = swapped_class(type(head), DeferringHead, type(head), backend_of_loss=backend)
-    classes: dict[nn.Module, type[nn.Module]] = {head: ours}
+    classes: dict[nn.Module, type[nn.Module]] = {
+        head: swapped_class(type(head), DeferringHead, type(head), backend_of_loss=backend)
+    }
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.weight is weight:
             kind = type(module)  # of which nn.Embedding's forward is now TiedEmbedding's, and the rest as it was
             after = () if issubclass(UncompiledLookup, kind) else (kind,)
             classes[module] = swapped_class(kind, *after, UncompiledLookup)
+    for module, ours in classes.items():
+        module.__class__ = ours
     return TiedLoss(head, classes)
+
+
+def _head_of(model: nn.Module) -> nn.Module | None:
+    ask = getattr(model, "get_output_embeddings", None)
+    head: nn.Module | None = ask() if callable(ask) else None
+    return head

@@ -13,7 +13,7 @@ from torch import nn
 
 from bowline.errors import UsageError
 from bowline.nn.tied_embedding import TiedEmbedding
-from bowline.nn.tied_loss import use_tied_loss
+from bowline.nn.tied_loss import TiedLoss, use_tied_loss
 from tests.nn.tied_loss.cases import CONFIGS, IDS, V, built, logits_of, step, taken
 
 pytest.importorskip("transformers")
@@ -145,6 +145,26 @@ def test_a_copy_computes_with_its_own_matrix(name: str, copied: Any) -> None:
     torch.testing.assert_close(found, gradients, rtol=0.0, atol=0.0)
     assert logits_of(output)._made is None
     assert len(taken(other)) == len(taken(model)) > 0
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_a_file])
+def test_of_a_copy_it_is_taken_off_by_the_copy(copied: Any) -> None:
+    """What was returned for the model it is a copy of takes it off that one."""
+    model = built("BartForConditionalGeneration")
+    kinds = [type(module) for module in model.modules()]
+    loss = use_tied_loss(model)
+    other = copied(model)
+    with pytest.raises(UsageError) as refused:
+        use_tied_loss(other)
+    assert "TiedLoss.of(model).remove()" in str(refused.value.help)
+    TiedLoss.of(other).remove()
+    assert [type(module) for module in other.modules()] == kinds
+    assert logits_of(model(IDS))._made is None
+    with pytest.raises(UsageError, match="a head without use_tied_loss's class"):
+        TiedLoss.of(other)
+    TiedLoss.of(model).remove()
+    loss.remove()  # nothing is left to do
+    assert [type(module) for module in model.modules()] == kinds
 
 
 def test_a_replica_computes_with_its_own_matrix() -> None:
