@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.nn.loss import linear_cross_entropy
-from bowline.nn.loss.sweep import chunks
+from bowline.nn.loss import linear_cross_entropy, resources
+from bowline.nn.loss.sweep import chunks, sweep_cpu
+from bowline.nn.loss.sweep.cpu_products import LIBRARIES
 from tests.nn.loss.cases import OPTIONS
 from tests.nn.loss.float64 import ROWS, SIZE, Loss, computed, errors, head
 
@@ -34,6 +35,33 @@ def test_bf16_is_nearer_to_float64_than_eager_bf16(
     theirs, found = errors(eager, hidden, weight, exact), errors(ours, hidden, weight, exact)
     assert found[0] <= theirs[0] + 1e-6
     assert found[1] <= theirs[1] * 1.01 and found[2] <= theirs[2] * 1.01
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", [{}, {"softcap": 20.0, "label_smoothing": 0.1}])
+@pytest.mark.parametrize("library", ["mm", "float32"])
+def test_however_many_chunks_no_row_of_the_gradient_is_further_off(
+    dtype: torch.dtype, options: dict[str, Any], library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of hidden states with a mean, as trained ones have: what each chunk adds to a row is much the same."""
+    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: LIBRARIES[library])
+    torch.manual_seed(0)
+    hidden = (torch.randn(4096, 16) + 2 * torch.randn(16)).to(dtype)
+    weight, labels = (0.1 * torch.randn(300, 16)).to(dtype), torch.randint(0, 300, (4096,))
+
+    def by(backend: str) -> Loss:
+        return lambda x, w: linear_cross_entropy(x, w, labels, backend=backend, **options)
+
+    def of_weight(backend: str, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return computed(by(backend), x, w)[2]
+
+    exact = of_weight("reference", hidden.double(), weight.double())
+    theirs = of_weight("reference", hidden, weight)
+    with resources(budget=1):  # 64 chunks
+        found = of_weight("chunked", hidden, weight)
+    assert found.dtype == dtype
+    far, allowed = ((one.double() - exact).norm(dim=1) / exact.norm(dim=1) for one in (found, theirs))
+    assert far.mean() <= 1.1 * allowed.mean() and far.max() <= 1.5 * allowed.max()
 
 
 def eager_in_float64(labels: torch.Tensor, ids: torch.Tensor, tied: bool) -> Loss:
@@ -72,3 +100,21 @@ def test_a_grad_scaler_saves_small_float16_gradients_as_it_does_in_eager() -> No
     eager = errors(lambda x, w: F.cross_entropy((x @ w.T).float(), labels) * factor, hidden, weight, exact)
     ours = errors(lambda x, w: linear_cross_entropy(x, w, labels, backend="chunked") * factor, hidden, weight, exact)
     assert ours[1] <= 1.02 * eager[1] and ours[2] <= 1.02 * eager[2]
+
+
+@pytest.mark.parametrize(
+    ("size", "spread", "options"),
+    [(100.0, 0.02, {}), (1.0, 0.02, {"logit_scale": 100.0}), (4.0, 0.4, {"z_loss": 1.0})],
+    ids=["hidden states of 100", "steep logits", "a z-loss as large as the loss"],
+)
+def test_a_float16_gradient_that_eager_has_is_not_infinite(size: float, spread: float, options: dict[str, Any]) -> None:
+    """Until the backward pass gradients are kept larger than they are, and have to be numbers then."""
+    torch.manual_seed(0)
+    hidden, weight = (size * torch.randn(4, 64)).half(), (spread * torch.randn(50, 64)).half()
+    labels = torch.full((4,), 3)
+
+    def by(backend: str) -> Loss:
+        return lambda x, w: linear_cross_entropy(x, w, labels, backend=backend, **options)
+
+    exact = computed(by("reference"), hidden.double(), weight.double())
+    assert all(error < 2e-3 for error in errors(by("chunked"), hidden, weight, exact))

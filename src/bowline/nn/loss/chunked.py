@@ -34,7 +34,7 @@ def chunked_total(
     """The sum over positions of factor times loss: hidden (..., D), labels and factors (...), a number."""
     flat = hidden.reshape(-1, hidden.shape[-1]), weight, bias, labels.reshape(-1), factors.reshape(-1)
     if torch.compiler.is_compiling():
-        return traced_total(*flat, options, _lift(flat[4], hidden.dtype))
+        return traced_total(*flat, options, _lift(flat[0], flat[4], options))
     if not _needs_gradient(hidden, weight, bias, factors):
         found = sweep(Job(*flat[:4], options, current(), Wanted(), flat[4]), skip=True)
         return (found.losses * flat[4]).sum()
@@ -75,7 +75,7 @@ class _AtOnce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         hidden, weight, bias, labels, factors, options, allowed = args
-        lift = _lift(factors, hidden.dtype)
+        lift = _lift(hidden, factors, options)
         job = Job(hidden, weight, bias, labels, options, allowed, _wanted(ctx), _times_lift(factors, lift))
         found = sweep(job, skip=True)
         ctx.save_for_backward(hidden, weight, bias, labels, factors, found.losses)
@@ -102,18 +102,24 @@ class _AtOnce(torch.autograd.Function):
         return of_hidden, weight_gradient(ctx, of_weight), of_bias, None, of_factors, None, None
 
 
-LIFTED = 1024.0
+LARGEST = 2.0**13
+"""What no gradient of float16, whose largest number is 65504, is lifted over."""
 
 
-def _lift(factors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+def _lift(hidden: torch.Tensor, factors: torch.Tensor, options: Options) -> torch.Tensor | None:
     """A power of two by which float16 gradients are larger until the backward pass: a mean's would underflow.
 
-    A GradScaler's factor comes with the backward pass, too late for what was rounded to 0 in the forward pass.
+    A GradScaler's factor comes with the backward pass, too late for what was rounded to 0 in the forward pass. The
+    gradient of the matrix is at most the sum of a factor times its token's largest number, times the slopes of the
+    loss: for z lse², of an lse of 50.
     """
-    if dtype != torch.float16:
+    if hidden.dtype != torch.float16:
         return None
-    total = factors.abs().sum()
-    return (LIFTED / total.masked_fill(total == 0, 1.0)).log2().floor().exp2()
+    most = torch.linalg.vector_norm(hidden.detach(), torch.inf, dim=-1).to(factors.dtype).nan_to_num(0.0, 0.0)
+    slope = max(1.0, abs(options.logit_scale)) * (1 + 100 * options.z_loss)
+    total = (factors.detach().abs() * most.clamp(min=1.0)).sum() * slope
+    lift: torch.Tensor = (LARGEST / total.masked_fill(total == 0, 1.0)).log2().floor().exp2()
+    return lift
 
 
 def _times_lift(factors: torch.Tensor, lift: torch.Tensor | None) -> torch.Tensor:

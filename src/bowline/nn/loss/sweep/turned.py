@@ -53,9 +53,9 @@ def fits_turned(options: Options) -> bool:
     return not (options.softcap is not None and options.label_smoothing)
 
 
-def tokens_in_place(job: Job) -> int:
+def tokens_in_place(job: Job, of_weight: torch.dtype) -> int:
     """How many tokens' powers the buffer of the matrix's gradient has room for."""
-    return job.weight.shape[1] * job.weight.itemsize // job.hidden.itemsize
+    return job.weight.shape[1] * of_weight.itemsize // job.hidden.itemsize
 
 
 def keeps_powers(job: Job, by: Products) -> bool:
