@@ -130,6 +130,25 @@ def test_a_tie_without_a_second_module_is_named_by_its_embedding() -> None:
     assert split is not None and split.input > 0 and split.output > 0
 
 
+@pytest.mark.parametrize("way", ["one buffer, filled again", "by name"])
+def test_ids_count_as_they_were_looked_up(way: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"table": torch.nn.Embedding(9, 4), "head": torch.nn.Linear(4, 9, bias=False)})
+    model["head"].weight = model["table"].weight
+    buffer = torch.zeros(3, dtype=torch.long)
+
+    def split(way: str) -> Any:
+        model.zero_grad()
+        with split_gradient(model) as meter:
+            for batch in (torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])):
+                ids = buffer.copy_(batch) if way == "one buffer, filled again" else batch
+                rows = model["table"](input=ids) if way == "by name" else model["table"](ids)
+                model["head"](rows.tanh()).logsumexp(-1).sum().backward()
+            return meter.read()
+
+    assert split(way) == split("plainly")
+
+
 def test_what_cannot_be_split_is_refused() -> None:
     model = MODELS["gpt2"]()
     model(**batch()).loss.backward()

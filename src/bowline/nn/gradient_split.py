@@ -45,9 +45,11 @@ class SplitMeter:
         """The matrix (V, D), or `None` where the model has no tied one."""
         return self._embeddings[0].weight if self._embeddings else None
 
-    def _watch(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if isinstance(output, torch.Tensor) and output.requires_grad and args:
-            ids, factor, padding = args[0].detach().reshape(-1), _factor(module), getattr(module, "padding_idx", None)
+    def _watch(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            given = next(one for one in (*args, *named.values()) if isinstance(one, torch.Tensor))
+            ids = given.detach().flatten().clone()  # a buffer may be filled again before the gradient arrives
+            factor, padding = _factor(module), getattr(module, "padding_idx", None)
 
             def keep(gradient: torch.Tensor) -> None:
                 rows = gradient.detach().reshape(len(ids), -1)
@@ -108,7 +110,7 @@ def split_gradient(model: nn.Module, embedding: nn.Module | None = None) -> Iter
     gradient = None if meter.weight is None else meter.weight.grad
     if gradient is not None and gradient.any():
         raise UsageError("the shared matrix has a gradient already", help="optimizer.zero_grad() before the step")
-    hooks = [module.register_forward_hook(meter._watch) for module in meter._embeddings]
+    hooks = [module.register_forward_hook(meter._watch, with_kwargs=True) for module in meter._embeddings]
     try:
         yield meter
     finally:

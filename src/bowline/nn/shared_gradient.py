@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.weak import TensorWeakRef
 
+from bowline.nn.transformed import is_batched
+
 __all__ = ["offer", "take"]
 
 SLOT = "bowline.dense_gradient"
@@ -90,8 +92,10 @@ def _meeting(ctx: Any, position: int) -> tuple[dict[Any, Any], tuple[str, int], 
 
 
 def _usable(gradient: torch.Tensor) -> bool:
-    """A plain dense tensor, and on a GPU that is at work on its default stream only: others have to be waited for."""
+    """A plain dense tensor with memory; on a GPU, which is at work on its default stream: others are waited for."""
     if type(gradient) is not torch.Tensor or gradient.layout != torch.strided or gradient.requires_grad:
+        return False
+    if is_batched(gradient):
         return False
     if gradient.device.type == "cuda":
         here, usual = torch.cuda.current_stream(gradient.device), torch.cuda.default_stream(gradient.device)

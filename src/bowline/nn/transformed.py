@@ -1,4 +1,4 @@
-"""Whether torch.func is at work, whose transforms know nothing of a Function with one `forward`."""
+"""Whether torch.func or vmap is at work, which know nothing of a Function with one `forward`, and read no values."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["in_torch_func"]
+__all__ = ["in_torch_func", "is_batched"]
 
 
 def in_torch_func() -> bool:
     """Inside `torch.func.grad`, `vmap` and the like."""
     ask: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
     return bool(ask is not None and ask())
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Under vmap, as gradients are in a backward pass with `is_grads_batched`: it has no memory of its own."""
+    asks = ("is_batchedtensor", "is_legacy_batchedtensor")
+    module: Any = getattr(torch._C, "_functorch", None)
+    return any(ask is not None and ask(tensor) for ask in (getattr(module, name, None) for name in asks))

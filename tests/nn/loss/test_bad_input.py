@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from bowline.errors import UsageError
-from bowline.nn.loss import linear_cross_entropy, linear_logits
-from tests.nn.loss.cases import D, V
+from bowline.nn.loss import LinearCrossEntropy, linear_cross_entropy, linear_logits
+from tests.nn.loss.cases import BACKENDS, D, V
 
 HIDDEN, WEIGHT, LABELS = torch.zeros(2, 3, D), torch.zeros(V, D), torch.ones(2, 3, dtype=torch.long)
 
@@ -42,7 +43,12 @@ HIDDEN, WEIGHT, LABELS = torch.zeros(2, 3, D), torch.zeros(V, D), torch.ones(2, 
         ({"hidden": HIDDEN.long()}, r"hidden of torch\.int64: expected floating point"),
         ({"backend": "torch", "softcap": 2.0}, "backend='torch' with softcap=2.0: torch's own has no such option"),
         ({"backend": "torch", "return_lse": True}, "backend='torch' returns the loss alone"),
-        ({"softcap": 0.0}, "softcap=0.0: expected more than 0"),
+        ({"softcap": 0.0}, "softcap=0.0: expected a number above 0"),
+        ({"softcap": float("inf")}, "softcap=inf: expected a number above 0"),
+        ({"logit_scale": torch.tensor(2.0)}, "logit_scale is a tensor: expected a number"),
+        ({"z_loss": torch.tensor(0.1)}, "z_loss is a tensor: expected a number"),
+        ({"mask_ids": 0}, r"mask_ids=0: expected ids of tokens, as \[0, 1\]"),
+        ({"mask_ids": [1.5]}, r"mask_ids=\[1\.5\]: expected ids of tokens"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(change: dict[str, Any], words: str) -> None:
@@ -66,3 +72,71 @@ def test_the_position_of_a_wrong_label_is_named() -> None:
 def test_an_ignored_index_that_is_a_masked_token_is_no_label() -> None:
     loss = linear_cross_entropy(HIDDEN, WEIGHT, torch.zeros_like(LABELS), ignore_index=0, mask_ids=[0])
     assert loss.item() == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ids", [torch.tensor([0]), np.array([0]), list(torch.tensor([5, 5, 0])), np.array([5, 0])])
+def test_masked_ids_may_come_as_numbers_of_any_kind(ids: Any, backend: str) -> None:
+    found, expected = (
+        linear_cross_entropy(HIDDEN, WEIGHT, LABELS, mask_ids=given, label_smoothing=0.1, backend=backend)
+        for given in (ids, sorted({int(one) for one in ids}))
+    )
+    assert torch.equal(found, expected)
+    assert found < linear_cross_entropy(HIDDEN, WEIGHT, LABELS, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_token_that_a_bias_forbids_costs_what_smoothing_asks_of_it(backend: str) -> None:
+    """Which is infinite, as torch's own loss; a masked one is asked for nothing."""
+    bias = torch.zeros(V)
+    bias[0] = -torch.inf
+    assert linear_cross_entropy(HIDDEN, WEIGHT, LABELS, bias=bias, label_smoothing=0.1, backend=backend) == torch.inf
+    masked = linear_cross_entropy(HIDDEN, WEIGHT, LABELS, bias=bias, label_smoothing=0.1, mask_ids=[0], backend=backend)
+    torch.testing.assert_close(masked, torch.tensor(float(V - 1)).log())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("width", [0, D])
+def test_on_no_device_and_beside_another_default_there_is_a_loss(backend: str, width: int) -> None:
+    ends = HIDDEN[..., :width], WEIGHT[:, :width], LABELS
+    expected = linear_cross_entropy(*ends, backend=backend)
+    with torch.device("meta"):
+        assert torch.equal(linear_cross_entropy(*ends, backend=backend), expected)
+    shape = linear_cross_entropy(*(one.to("meta") for one in ends), backend=backend)
+    assert shape.device.type == "meta" and shape.shape == ()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_head_of_no_tokens_has_no_loss(backend: str) -> None:
+    ends = torch.zeros(0, D, requires_grad=True), torch.zeros(0, D, requires_grad=True)
+    loss = linear_cross_entropy(*ends, torch.zeros(0, dtype=torch.long), backend=backend)
+    loss.backward()
+    assert loss == 0 and all(one.grad is not None and not one.grad.any() for one in ends)
+
+
+def test_a_text_of_no_tokens_has_no_shifted_labels() -> None:
+    assert LinearCrossEntropy(shift=True)(HIDDEN[:, :0], WEIGHT, LABELS[:, :0]) == 0
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_each_text_has_gradients_of_its_own_under_vmap(backend: str) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(2, 3, D), torch.randn(V, D)
+
+    def loss(matrix: torch.Tensor, some: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = linear_cross_entropy(some, matrix, labels, backend=backend)
+        return found
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weight, hidden, LABELS)
+    for one, some, labels in zip(found, hidden, LABELS, strict=True):
+        leaf = weight.clone().requires_grad_()
+        loss(leaf, some, labels).backward()
+        torch.testing.assert_close(one, leaf.grad)
+
+
+@pytest.mark.parametrize("backend", ["logits", "chunked"])
+def test_batched_gradients_are_refused_where_only_one_can_be_taken(backend: str) -> None:
+    weight = torch.zeros(V, D, requires_grad=True)
+    losses = linear_cross_entropy(HIDDEN, weight, LABELS, reduction="none", backend=backend)
+    with pytest.raises(UsageError, match="batched gradients of linear_cross_entropy"):
+        torch.autograd.grad(losses, weight, torch.ones(4, 2, 3), is_grads_batched=True)

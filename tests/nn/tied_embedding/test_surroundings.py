@@ -181,6 +181,21 @@ def test_functional_transforms_are_torchs_own() -> None:
         assert forward_ad.unpack_dual(tied_embedding(ids, dual)).tangent is not None
 
 
+def test_batched_gradients_of_two_lookups_are_torchs_own() -> None:
+    """They have no memory in which the second could add its rows to the first's."""
+    ids, others = torch.tensor([1, 2, 2]), torch.tensor([3, 0, 2])
+
+    def products(lookup: Any) -> Any:
+        def made(weight: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = (lookup(ids, weight) * lookup(others, weight)).sum(1)
+            return found
+
+        jacobian: Any = torch.autograd.functional.jacobian
+        return jacobian(made, torch.arange(36.0).view(9, 4), vectorize=True)
+
+    assert torch.equal(products(tied_embedding), products(F.embedding))
+
+
 def test_export_and_trace_hold_an_ordinary_embedding() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -44,6 +44,8 @@ def pick(hidden: torch.Tensor, weight: torch.Tensor, total: bool, return_logits:
         return backend
     if backend in PEERS:
         return backend if hidden.numel() else "reference"  # they were not written for no tokens at all
+    if not weight.numel():
+        return "reference"
     if in_torch_func():
         return "reference" if backend == "auto" else backend
     plain = all(type(one) in (torch.Tensor, nn.Parameter) for one in (hidden, weight))

@@ -13,7 +13,15 @@ from bowline.nn.loss.choose import pick
 from bowline.nn.loss.chunked import chunked_losses, chunked_total
 from bowline.nn.loss.kept import kept_losses
 from bowline.nn.loss.logits import linear_logits
-from bowline.nn.loss.options import Options, Reduction, check_arguments, check_ends, check_labels, check_mask
+from bowline.nn.loss.options import (
+    Options,
+    Reduction,
+    check_arguments,
+    check_ends,
+    check_labels,
+    check_numbers,
+    masked_ids,
+)
 from bowline.nn.loss.peers import PEERS, peer_loss
 from bowline.nn.loss.reference import position_weights, reduced, reference_losses
 from bowline.nn.loss.torchs import torch_losses
@@ -79,7 +87,8 @@ def linear_cross_entropy(
         >>> round(loss.item(), 4), round(torch.tensor(9.0).log().item(), 4)
         (2.1972, 2.1972)
     """
-    check_ends(hidden, weight, bias, softcap)
+    check_ends(hidden, weight, bias, logit_scale, softcap)
+    check_numbers(label_smoothing=label_smoothing, z_loss=z_loss)
     check_arguments(hidden, weight, labels, class_weight, label_smoothing, reduction, backend)
     options = Options(
         logit_scale=logit_scale,
@@ -87,9 +96,8 @@ def linear_cross_entropy(
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         z_loss=z_loss,
-        mask_ids=tuple(dict.fromkeys(mask_ids or ())),  # smoothing counts them
+        mask_ids=masked_ids(mask_ids, len(weight)),
     )
-    check_mask(options.mask_ids, len(weight))
     check_labels(labels, len(weight), options)
     total = reduction != "none" and not return_lse
     name = pick(hidden, weight, total, return_logits, backend)
@@ -133,7 +141,8 @@ def _autocast_dtype(hidden: torch.Tensor, weight: torch.Tensor, backend: str) ->
     """
     kind = weight.device.type
     if (
-        backend in ("reference", "torch")
+        kind == "meta"
+        or backend in ("reference", "torch")
         or not torch.is_autocast_enabled(kind)
         or torch.float64 in (hidden.dtype, weight.dtype)
     ):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bowline.errors import UsageError
+from bowline.nn.transformed import is_batched
 
 __all__ = ["first_order_only"]
 
@@ -38,6 +39,11 @@ def first_order_only(backward: Callable[..., Gradients]) -> Callable[..., Gradie
 
     @wraps(backward)
     def once(ctx: Any, *grads: torch.Tensor | None) -> Gradients:
+        if any(one is not None and is_batched(one) for one in grads):
+            raise UsageError(
+                "batched gradients of linear_cross_entropy: this backend takes one at a time",
+                help='backend="reference"',
+            )
         graph = torch.is_grad_enabled()  # create_graph=True
         with torch.no_grad():
             found = backward(ctx, *grads)

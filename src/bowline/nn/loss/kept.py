@@ -13,6 +13,7 @@ from bowline.nn.loss.first_order import first_order_only
 from bowline.nn.loss.handed import weight_gradient
 from bowline.nn.loss.logits import linear_logits
 from bowline.nn.loss.options import Options
+from bowline.nn.loss.reference import without
 
 __all__ = ["kept_losses"]
 
@@ -35,8 +36,7 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor, options: Options) -> tup
     target = log_p.gather(-1, labels.masked_fill(~counted, 0)[..., None])[..., 0]
     losses = options.z_loss * lse.square() - (1 - options.label_smoothing) * target
     if options.label_smoothing:
-        finite = log_p.masked_fill_(log_p == -torch.inf, 0.0)
-        losses = losses - options.share(logits.shape[-1]) * finite.sum(-1)
+        losses = losses - options.share(logits.shape[-1]) * without(log_p, options.mask_ids).sum(-1)
     return losses.masked_fill(~counted, 0.0), lse
 
 

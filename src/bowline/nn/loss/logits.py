@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.nn.loss.options import check_ends, check_mask
+from bowline.nn.loss.options import check_ends, masked_ids
 
 __all__ = ["linear_logits"]
 
@@ -32,13 +32,13 @@ def linear_logits(
         >>> linear_logits(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), mask_ids=[0])
         tensor([[-inf, 7.]])
     """
-    check_ends(hidden, weight, bias, softcap)
-    check_mask(mask_ids or (), weight.shape[0])
+    check_ends(hidden, weight, bias, logit_scale, softcap)
+    masked = masked_ids(mask_ids, weight.shape[0])
     logits = F.linear(hidden, weight, bias)
     if logit_scale != 1.0:
         logits = logits * logit_scale
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
-    if mask_ids:
-        logits = logits.index_fill(-1, torch.as_tensor(tuple(mask_ids), device=logits.device), -torch.inf)
+    if masked:
+        logits = logits.index_fill(-1, torch.as_tensor(masked, device=logits.device), -torch.inf)
     return logits

@@ -46,7 +46,7 @@ class LinearCrossEntropy(nn.Module):
     def forward(
         self, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None = None
     ) -> Any:
-        if self.shift:
+        if self.shift and labels.shape[-1:].numel():
             labels = nn.functional.pad(labels[..., 1:], (0, 1), value=self.options.get("ignore_index", -100))
         return linear_cross_entropy(hidden, weight, labels, bias=bias, class_weight=self.class_weight, **self.options)
 

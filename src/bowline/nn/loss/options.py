@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import operator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from bowline.errors import UsageError
+from bowline.nn.transformed import in_torch_func
 
 __all__ = [
     "BACKENDS",
@@ -18,7 +20,8 @@ __all__ = [
     "check_backend",
     "check_ends",
     "check_labels",
-    "check_mask",
+    "check_numbers",
+    "masked_ids",
 ]
 
 Reduction = Literal["mean", "sum", "none"]
@@ -41,8 +44,11 @@ class Options:
         return self.label_smoothing / (size - len(self.mask_ids))
 
 
-def check_ends(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, softcap: float | None) -> None:
+def check_ends(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, logit_scale: float, softcap: float | None
+) -> None:
     """Hidden (..., D), weight (V, D) and bias (V,) fit, and are numbers that have gradients."""
+    check_numbers(logit_scale=logit_scale, softcap=softcap)
     if hidden.ndim < 1 or weight.ndim != 2 or hidden.shape[-1] != weight.shape[1]:
         raise UsageError(
             f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)}: do not fit, expected (..., D) and (V, D)"
@@ -59,17 +65,33 @@ def check_ends(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
         raise UsageError(
             f"bias {tuple(bias.shape)} for weight {tuple(weight.shape)}: expected {tuple(weight.shape[:1])}"
         )
-    if softcap is not None and not softcap > 0:
-        raise UsageError(f"softcap={softcap!r}: expected more than 0, or None")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise UsageError(f"softcap={softcap!r}: expected a number above 0, or None")
 
 
-def check_mask(mask_ids: Sequence[int], size: int) -> None:
-    """Masked ids are tokens, and some token is not masked."""
-    for token in mask_ids:
+def check_numbers(**options: Any) -> None:
+    """None of them is a tensor, whose gradient would be lost."""
+    for name, value in options.items():
+        if isinstance(value, torch.Tensor):
+            raise UsageError(
+                f"{name} is a tensor: expected a number, which has no gradient",
+                help=f"float({name}); a scale that learns belongs into hidden and bias",
+            )
+
+
+def masked_ids(mask_ids: Any, size: int) -> tuple[int, ...]:
+    """Each once; they are tokens, and some token is not masked."""
+    given = mask_ids.tolist() if hasattr(mask_ids, "tolist") else mask_ids
+    try:
+        found = tuple(dict.fromkeys(operator.index(token) for token in (() if given is None else given)))
+    except TypeError:
+        raise UsageError(f"mask_ids={mask_ids!r}: expected ids of tokens, as [0, 1]") from None
+    for token in found:
         if not 0 <= token < size:
             raise UsageError(f"mask_ids has {token}, and the head has {size} rows: expected 0 to {size - 1}")
-    if size and len(set(mask_ids)) == size:
+    if size and len(found) == size:
         raise UsageError(f"mask_ids has all {size} tokens: expected some that can be predicted")
+    return found
 
 
 def check_backend(backend: str) -> None:
@@ -104,8 +126,11 @@ def check_arguments(
 
 
 def check_labels(labels: torch.Tensor, size: int, options: Options) -> None:
-    """On the CPU. Elsewhere reading values would stop the queue: such a loss is NaN, or torch's own assertion fails."""
-    if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
+    """On the CPU. Elsewhere reading values would stop the queue: such a loss is NaN, or torch's own assertion fails.
+
+    Under `torch.func.vmap` a label has no value to read.
+    """
+    if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0 or in_torch_func():
         return
     ignored = options.ignore_index
     wrong = (labels != ignored) & ((labels < 0) | (labels >= size))

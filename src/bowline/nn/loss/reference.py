@@ -6,7 +6,7 @@ import torch
 
 from bowline.nn.loss.options import Options, Reduction
 
-__all__ = ["position_weights", "reduced", "reference_losses"]
+__all__ = ["position_weights", "reduced", "reference_losses", "without"]
 
 
 def reference_losses(logits: torch.Tensor, labels: torch.Tensor, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
@@ -17,9 +17,15 @@ def reference_losses(logits: torch.Tensor, labels: torch.Tensor, options: Option
     target = logits.gather(-1, labels.masked_fill(~counted, 0)[..., None])[..., 0]
     losses = lse - (1 - options.label_smoothing) * target + options.z_loss * lse.square()
     if options.label_smoothing:
-        finite = logits.masked_fill(logits == -torch.inf, 0.0)
-        losses = losses - options.share(logits.shape[-1]) * finite.sum(-1)
+        losses = losses - options.share(logits.shape[-1]) * without(logits, options.mask_ids).sum(-1)
     return losses.masked_fill(~counted, 0.0), lse
+
+
+def without(logits: torch.Tensor, mask_ids: tuple[int, ...]) -> torch.Tensor:
+    """0 where ids are masked: smoothing does not spread over them."""
+    if not mask_ids:
+        return logits
+    return logits.index_fill(-1, torch.tensor(mask_ids, dtype=torch.int64, device=logits.device), 0.0)
 
 
 def position_weights(

@@ -107,7 +107,7 @@ def keep_freed_blocks() -> None:
     product is written into memory that has to be mapped anew: 97,000 small pages in a step of V 128256, D 1024 and 1024
     tokens, and then 1,000. Other allocators take no notice.
     """
-    torch.empty(LARGEST, dtype=torch.uint8)
+    torch.empty(LARGEST, dtype=torch.uint8, device="cpu")
 
 
 def turned_in(room: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -58,7 +58,7 @@ def chunk_loss(
     chunk = rule.finish(label, lse, added, counted, of_each, of_lse)
     if of_each is not None:
         if x.device.type == "cpu":
-            x[torch.arange(len(x)), ids[:, 0]] = 0.0  # scatter_ makes a second chunk there
+            x[torch.arange(len(x), device=x.device), ids[:, 0]] = 0.0  # scatter_ makes a second chunk there
         else:
             x.scatter_(1, ids, 0.0)  # a number to be copied to it would be waited for
     return chunk if banned is None else masked_chunk(chunk, banned[ids[:, 0]], counted)
@@ -74,7 +74,7 @@ def masked_chunk(chunk: Chunk, banned: torch.Tensor, counted: torch.Tensor) -> C
 @torch.inference_mode(False)
 def banned_tokens(mask_ids: tuple[int, ...], size: int, device: torch.device) -> torch.Tensor:
     """Which tokens are masked, (V,) of bool. Made once: a GPU would have to wait for the copy in each chunk."""
-    banned = torch.zeros(size, dtype=torch.bool)
+    banned = torch.zeros(size, dtype=torch.bool, device="cpu")
     banned[list(mask_ids)] = True
     return banned.to(device)
 

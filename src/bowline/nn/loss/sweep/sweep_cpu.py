@@ -49,10 +49,10 @@ def sweep_on_cpu(job: Job) -> Sweep:
     count, (size, width) = len(hidden), weight.shape
     if count > FEW and count % ALIGNED:
         return sweep_on_cpu(job.padded(ALIGNED)).first(count)
-    losses, lse, own = torch.zeros(3, count, dtype=job.wide)
+    losses, lse, own = hidden.new_zeros(3, count, dtype=job.wide)
     ids = job.ids()
     of_hidden = torch.empty_like(hidden) if wanted.hidden else None
-    of_bias = torch.zeros(size, dtype=job.wide) if wanted.bias else None
+    of_bias = hidden.new_zeros(size, dtype=job.wide) if wanted.bias else None
     by = products_for(hidden, weight, job.allowed)
     turned = fits_turned(job.options)
     plan = _Plan.of(job, by, weight.dtype)
@@ -65,7 +65,7 @@ def sweep_on_cpu(job: Job) -> Sweep:
             of_weight.zero_()
 
     def take(part: slice, way: Way, **where: Any) -> None:
-        product = torch.zeros(part.stop - part.start, width, dtype=job.wide) if wanted.hidden else None
+        product = hidden.new_zeros(part.stop - part.start, width, dtype=job.wide) if wanted.hidden else None
         into = {"of_hidden": product, "of_weight": of_weight, "of_bias": of_bias}
         chunk = way(given.of(part), by, **into, **where, first=part.start == 0)
         losses[part], lse[part] = chunk.losses, chunk.lse

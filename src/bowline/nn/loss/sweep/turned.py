@@ -125,11 +125,11 @@ class _Turned:
         rows = self.parts[0].stop
         self.block = _carved(room, rows, count, by.dtype_of_logits(job.hidden))
         self.cast = job.weight.new_empty(0 if self.cast_at is None else rows, width, dtype=job.hidden.dtype)
-        self.piece = torch.empty(max(1, min(rows, CACHED // max(1, count))), count, dtype=job.wide)
+        self.piece = job.hidden.new_empty(max(1, min(rows, CACHED // max(1, count))), count, dtype=job.wide)
         counted = job.labels != job.options.ignore_index
         self.counted, self.of_each = counted, job.of_loss.to(job.wide).masked_fill(~counted, 0.0)
         self.own = self._tokens_of_parts()
-        self.label = torch.zeros(count, dtype=job.wide)
+        self.label = job.hidden.new_zeros(count, dtype=job.wide)
         """Each label's product, rounded as it is in its lse, or a loss could be below 0."""
 
     def _parts(self, size: int, count: int, width: int) -> list[slice]:
@@ -145,7 +145,7 @@ class _Turned:
     def _tokens_of_parts(self) -> list[torch.Tensor]:
         """Those whose labels are in it."""
         order = self.ids.argsort()
-        starts = torch.tensor([*(part.start for part in self.parts), len(self.job.weight)])
+        starts = self.ids.new_tensor([*(part.start for part in self.parts), len(self.job.weight)])
         bounds = torch.searchsorted(self.ids[order], starts).tolist()
         return [order[begin:end] for begin, end in pairwise(bounds)]
 
@@ -155,8 +155,8 @@ class _Turned:
         """The losses; the powers times the slope of the softcap are kept, less that of each token's own label."""
         job, rule, count = self.job, self.rule, len(self.ids)
         limit = MOST.get(job.hidden.dtype, MOST_OF_OTHERS)
-        total, added = torch.zeros(2, count, dtype=job.wide)
-        self.base = torch.full((count,), -torch.inf, dtype=job.wide)
+        total, added = self.label.new_zeros(2, count)
+        self.base = self.label.new_full((count,), -torch.inf)
         """log2(e) times the highest logit of the first that are not masked; times others' where that is too low."""
         at = 0
         while at < len(self.parts):
@@ -164,7 +164,7 @@ class _Turned:
             if (over := sums > limit).any():
                 if self._raise_base(at, over):
                     at = 0
-                    total, added = torch.zeros(2, count, dtype=job.wide)
+                    total, added = self.label.new_zeros(2, count)
                     if self.of_hidden is not None:
                         self.of_hidden.zero_()
                     continue
@@ -230,7 +230,7 @@ class _Turned:
     def _make_powers(self, at: int) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Of a part; the sums (n,) of the powers, and for a loss with smoothing those of the exponents."""
         base = _finite(self.base)
-        sums, added = torch.zeros(2, len(base), dtype=base.dtype)
+        sums, added = base.new_zeros(2, len(base))
         for some, y, banned in self._exponents(at):
             if (self.base == -torch.inf).any():
                 self.base = torch.where(self.base == -torch.inf, self._highest(y, banned), self.base)
@@ -317,7 +317,7 @@ def _carved(room: torch.Tensor | None, rows: int, count: int, dtype: torch.dtype
     """A block (rows, count), in the room where there is enough."""
     size = rows * count * dtype.itemsize
     if room is None or room.nbytes < size:
-        return torch.empty(rows, count, dtype=dtype)
+        return torch.empty(rows, count, dtype=dtype, device="cpu")
     return room.view(torch.uint8)[:size].view(dtype).view(rows, count)
 
 
