@@ -17,6 +17,10 @@ def in_torch_func() -> bool:
 
 def is_batched(tensor: torch.Tensor) -> bool:
     """Under vmap, as gradients are in a backward pass with `is_grads_batched`: it has no memory of its own."""
-    asks = ("is_batchedtensor", "is_legacy_batchedtensor")
-    module: Any = getattr(torch._C, "_functorch", None)
-    return any(ask is not None and ask(tensor) for ask in (getattr(module, name, None) for name in asks))
+    if torch.compiler.is_compiling():
+        return False
+    for name in ("is_batchedtensor", "is_legacy_batchedtensor"):
+        ask: Any = getattr(torch._C._functorch, name, None)
+        if ask is not None and ask(tensor):
+            return True
+    return False

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
+from torch.utils.checkpoint import checkpoint
 
 from bowline.errors import UsageError
 from bowline.nn.deferred import DeferredLogits, Product
-from bowline.nn.deferred.product import version_of
 
 V = 50
 
@@ -78,6 +78,122 @@ def test_whatever_is_done_to_them_is_what_would_be_of_the_logits(steps: list[str
         deferred = STEPS[name](deferred)
         assert (tuple(deferred.shape), deferred.dtype, deferred.dim()) == (tuple(real.shape), real.dtype, real.dim())
     torch.testing.assert_close(deferred + 0, real, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: x.float() / 0.7,
+        lambda x: (x.float() / 30).tanh() * 30,
+        lambda x: (x * 2).float() * 3,
+        lambda x: (x / 2).tanh().float() * 2,
+        lambda x: x.double() * 3,
+        lambda x: x.half().float() * 3,
+        lambda x: x.float() + torch.arange(V) / 7,
+        lambda x: x.float() + torch.zeros(V),
+        lambda x: x + torch.zeros(V),
+    ],
+)
+def test_what_is_done_after_a_cast_is_done_in_that_dtype(step: Callable[[Any], Any]) -> None:
+    hidden, weight = (one.detach().bfloat16() for one in ends(biased=False))
+    found, expected = step(deferred_of(hidden, weight)), step(F.linear(hidden, weight))
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found.detach().clone() + 0, expected, rtol=1e-6, atol=0.0)
+
+
+NAMED: list[Callable[[Any], Any]] = [
+    lambda x: x.flatten(start_dim=0, end_dim=1),
+    lambda x: torch.flatten(x, end_dim=1),
+    lambda x: torch.add(x, torch.ones(V, dtype=x.dtype), alpha=-0.5),
+    lambda x: x.add(other=torch.ones(V, dtype=x.dtype)),
+    lambda x: torch.div(x, 2, rounding_mode="floor"),
+    lambda x: x.div(other=2.0),
+    lambda x: x.mul(other=2.0),
+    lambda x: torch.mul(x, 2, out=torch.empty(2, 3, V, dtype=x.dtype)),
+    lambda x: x.float(memory_format=torch.preserve_format),
+    lambda x: x[True, :, :, :5],
+    lambda x: x + torch.ones(1, 1, 1, V, dtype=x.dtype),
+]
+
+
+@pytest.mark.parametrize("step", NAMED)
+def test_arguments_may_have_names_and_be_of_any_kind(step: Callable[[Any], Any]) -> None:
+    hidden, weight = ends(biased=False)
+    hidden = hidden.detach().view(2, 3, 4)
+    found, expected = step(deferred_of(hidden, weight.detach())), step(F.linear(hidden, weight.detach()))
+    torch.testing.assert_close(found + 0, expected)
+    assert found.shape == expected.shape
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda x: x[..., :-1, :],
+    "tokens": lambda x: x[..., 3:9],
+    "first": lambda x: x[:1],
+    "view": lambda x: x.view(x.shape),
+    "reshape": lambda x: x.reshape(-1, x.size(-1)),
+    "contiguous": lambda x: x.contiguous(),
+    "same dtype": lambda x: x.to(x.dtype),
+    "clone": lambda x: x.clone(),
+    "float": lambda x: x.float(),
+}
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "mul_": lambda x: x.mul_(2.0),
+    "fill_": lambda x: x.fill_(3.0),
+    "x[...] =": lambda x: x.__setitem__((..., 0), -1.0),
+    "+=": lambda x: x.__iadd__(1.0),
+    "out=": lambda x: torch.neg(x, out=x),
+    "inplace=": lambda x: F.relu(x, inplace=True),
+    "sum": lambda x: x.sum(),  # which looks
+}
+ACTS = st.tuples(st.integers(0, 9), st.sampled_from([*VIEWS, *WRITES]))
+
+
+@settings(max_examples=200)
+@given(st.lists(ACTS, max_size=8), st.sampled_from([torch.no_grad, torch.inference_mode]))
+def test_what_is_written_is_seen_by_whatever_shares_the_memory(acts: Any, mode: Callable[[], Any]) -> None:
+    """Views of logits, their views, and copies of them, written to in any order."""
+    generator = torch.Generator().manual_seed(0)
+    with mode():
+        hidden, weight = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((2, 3, 4), (V, 4)))
+        reals: list[Any] = [F.linear(hidden, weight)]
+        mine: list[Any] = [DeferredLogits(Product(hidden, weight, None, torch.float64, grad=False))]
+        for which, name in acts:
+            act, at = (VIEWS | WRITES)[name], which % len(reals)
+            try:
+                real = act(reals[at])
+            except (RuntimeError, IndexError):  # not of this shape or layout
+                return
+            found = act(mine[at])
+            if name in VIEWS:
+                reals.append(real)
+                mine.append(found)
+        for one, other in zip(mine, reals, strict=True):
+            torch.testing.assert_close(one.sum(-1), other.sum(-1))
+            assert one.shape == other.shape
+
+
+def test_gradients_of_what_was_written_to_are_those_of_logits() -> None:
+    mine, plain = ends(), ends()
+    for logits, leaves in ((deferred_of(*mine), mine), (F.linear(*plain), plain)):
+        some = logits[:-1]
+        logits.div_(0.5)
+        some[..., 0] = 3.0
+        (F.cross_entropy(some, LABELS[:-1]) + logits.square().mean()).backward()
+        assert all(one.grad is not None for one in leaves)
+    torch.testing.assert_close([one.grad for one in mine], [one.grad for one in plain])
+
+
+@pytest.mark.parametrize("closure", [True, False])
+def test_a_checkpoint_saves_them_once(closure: bool) -> None:
+    """What it saves in the first pass and in the second have to be the same tensors."""
+    mine, plain = ends(), ends()
+    for logits in (deferred_of(*mine), F.linear(*plain)):
+
+        def act(given: torch.Tensor, logits: torch.Tensor = logits) -> torch.Tensor:
+            return (logits if closure else given).log_softmax(-1).exp()
+
+        checkpoint(act, logits, use_reentrant=False).square().sum().backward()
+    torch.testing.assert_close([one.grad for one in mine], [one.grad for one in plain])
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -237,7 +353,7 @@ def test_those_of_a_model_without_autograd_have_no_gradients_after_it(mode: Call
 def test_logits_of_a_matrix_that_has_changed_since_are_refused() -> None:
     """They would be neither those of then nor of now."""
     hidden, weight, bias = ends()
-    deferred = deferred_of(hidden, weight, bias, version=version_of(weight))
+    deferred = deferred_of(hidden, weight, bias)
     view = deferred[..., :40]
     F.cross_entropy(deferred, LABELS).backward()
     torch.optim.SGD([weight], lr=0.1).step()
@@ -246,6 +362,27 @@ def test_logits_of_a_matrix_that_has_changed_since_are_refused() -> None:
             one.argmax(-1)
         with pytest.raises(UsageError, match="has changed since the model ran"):
             F.cross_entropy(one, LABELS)
+
+
+CHANGES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]] = {
+    "matrix": lambda hidden, weight, bias: weight.mul_(2),
+    "input": lambda hidden, weight, bias: hidden.div_(hidden.norm()),
+    "bias": lambda hidden, weight, bias: bias.add_(1),
+    "matrix, of another size": lambda hidden, weight, bias: setattr(weight, "data", torch.zeros(V + 8, 4)),
+    "matrix, of another dtype": lambda hidden, weight, bias: setattr(weight, "data", weight.bfloat16()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_whatever_of_a_head_has_changed_since_is_named(change: str) -> None:
+    hidden, weight, bias = ends()
+    deferred = deferred_of(hidden, weight, bias)
+    views = deferred, deferred[..., :40], deferred.view(2, 3, V), deferred * 2
+    CHANGES[change](hidden, weight, bias)
+    for one in views[: 1 if "another" in change else None]:
+        with pytest.raises(UsageError, match=f"the head's {change.partition(',')[0]} has changed since the model ran"):
+            one.argmax(-1)
 
 
 def test_a_matrix_that_was_freed_is_named() -> None:

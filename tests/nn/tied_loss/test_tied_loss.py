@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.errors import UsageError
@@ -139,6 +140,84 @@ def test_hidden_states_in_half_precision_have_a_loss_after_autocast_has_ended() 
     loss = F.cross_entropy(deferred.view(-1, V), IDS.view(-1))
     expected = F.cross_entropy(product.logits().view(-1, V), IDS.view(-1))
     torch.testing.assert_close(loss, expected, rtol=1e-2, atol=0.0)
+
+
+def test_a_float32_bias_of_zeros_under_autocast_costs_the_loss_nothing() -> None:
+    """BART's `final_logits_bias`: what was narrowed is float32 again; of another bias the logits are computed."""
+    model = built("BartForConditionalGeneration").float()
+    for bias in (torch.zeros(1, V), torch.linspace(20, 23, V)[None]):
+        model.final_logits_bias.copy_(bias)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            plain = model(input_ids=IDS, labels=IDS)
+            with use_tied_loss(model):
+                output = model(input_ids=IDS, labels=IDS)
+                assert (output.logits._made is None) == (not bias.any()) if is_deferred(output.logits) else bias.any()
+        assert output.logits.dtype == plain.logits.dtype == torch.float32
+        torch.testing.assert_close(output.loss, plain.loss, rtol=1e-3, atol=0.0)
+        torch.testing.assert_close(output.logits + 0, plain.logits)
+
+
+def is_deferred(logits: Any) -> bool:
+    return isinstance(logits, DeferredLogits)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_parametrized_matrix_is_computed_once_a_step() -> None:
+    """As spectral_norm, each of whose looks at it is a step of its power iteration."""
+    model = built("GPT2LMHeadModel")
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    looks: list[int] = []
+
+    class Noted(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            looks.append(1)
+            return weight * 1.0
+
+    with use_tied_loss(model):
+        torch.nn.utils.parametrize.register_parametrization(model.lm_head, "weight", Noted(), unsafe=True)
+        looks.clear()
+        model(input_ids=IDS, labels=IDS)
+        assert len(looks) == 1
+        torch.nn.utils.parametrize.remove_parametrizations(model.lm_head, "weight")
+
+
+def calls_of_other_kinds() -> dict[str, Any]:
+    def call(model: Any, parameters: Any, ids: torch.Tensor = IDS) -> Any:
+        return torch.func.functional_call(
+            model, parameters, (ids,), {"labels": ids, "use_cache": False, "attention_mask": torch.ones_like(ids)}
+        ).loss
+
+    def of_each_text(model: Any, parameters: Any) -> Any:
+        one = torch.func.grad(lambda given, ids: call(model, given, ids[None]))
+        return torch.func.vmap(one, (None, 0))(parameters, IDS)
+
+    def forward_mode(model: Any, parameters: Any) -> Any:
+        with forward_ad.dual_level():
+            rows = model.transformer.wte(IDS).detach()
+            dual = forward_ad.make_dual(rows, torch.ones_like(rows))
+            return forward_ad.unpack_dual(model(inputs_embeds=dual, use_cache=False).logits * 1.0).tangent
+
+    return {
+        "torch.func.grad": lambda model, parameters: torch.func.grad(lambda given: call(model, given))(parameters),
+        "vmap": of_each_text,
+        "forward mode": forward_mode,
+    }
+
+
+@pytest.mark.parametrize("kind", calls_of_other_kinds())
+def test_other_kinds_of_differentiation_are_torchs_own(kind: str) -> None:
+    config = transformers.GPT2Config(vocab_size=V, **CONFIGS["GPT2LMHeadModel"], attn_implementation="eager")
+    model: Any = transformers.GPT2LMHeadModel(config).double().eval()
+    parameters = {name: one.detach() for name, one in model.named_parameters()}
+    plain = calls_of_other_kinds()[kind](model, parameters)
+    with use_tied_loss(model):
+        torch.testing.assert_close(calls_of_other_kinds()[kind](model, parameters), plain)
+
+
+def test_on_no_device_there_are_shapes() -> None:
+    model = built("GPT2LMHeadModel").to("meta")
+    with use_tied_loss(model):
+        assert model(IDS.to("meta")).logits.shape == (2, 7, V)
 
 
 def test_weights_names_and_files_are_untouched(tmp_path: Path) -> None:

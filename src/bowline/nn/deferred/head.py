@@ -6,10 +6,12 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from bowline.nn.deferred.compiler import in_one_graph, uncompiled
 from bowline.nn.deferred.logits import DeferredLogits
-from bowline.nn.deferred.product import Product, version_of
+from bowline.nn.deferred.product import Product
+from bowline.nn.transformed import in_torch_func
 
 __all__ = ["DeferringHead"]
 
@@ -30,16 +32,20 @@ class DeferringHead(nn.Linear):
         traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         if torch.compiler.is_compiling():
             traced = in_one_graph()
-        if traced or not all(type(one) in PLAIN for one in (input, self.weight, self.bias) if one is not None):
+        elif in_torch_func() or forward_ad._current_level >= 0 or input.device.type == "meta":
+            traced = True
+        if traced:
             return super().forward(input)
-        return _deferred(input, self)
+        weight, bias = self.weight, self.bias  # once: a parametrized one is computed
+        if not all(type(one) in PLAIN for one in (input, weight, bias) if one is not None):
+            return super().forward(input)
+        return _deferred(input, weight, bias, self.backend_of_loss)
 
 
 @uncompiled
-def _deferred(hidden: torch.Tensor, head: DeferringHead) -> DeferredLogits:
+def _deferred(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, backend: str) -> DeferredLogits:
     kind = hidden.device.type
     narrow = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
     cast = torch.get_autocast_dtype(kind) if narrow else None
-    dtype = cast or torch.result_type(hidden, head.weight)
-    grad, version = torch.is_grad_enabled(), version_of(head.weight)
-    return DeferredLogits(Product(hidden, head.weight, head.bias, dtype, cast, grad, version, head.backend_of_loss))
+    dtype = cast or torch.result_type(hidden, weight)
+    return DeferredLogits(Product(hidden, weight, bias, dtype, cast, torch.is_grad_enabled(), backend))

@@ -6,15 +6,16 @@ of `bowline.nn.deferred.steps` makes them, and goes on as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from bowline.nn.deferred.compiler import uncompiled
 from bowline.nn.deferred.product import Product
-from bowline.nn.deferred.steps import STEPS
+from bowline.nn.deferred.steps import SAME, VIEWS, noted
 
 __all__ = ["DeferredLogits"]
 
@@ -24,10 +25,19 @@ class DeferredLogits(torch.Tensor):
 
     It has a place in the graph, for whoever looks at what leaves a model: DDP, FSDP. Where somebody does, or has put
     something between that place and this tensor, gradients have to come by there: no step with one is noted any more.
+
+    A view is a product of its own, so that no more is computed than it has. Where it is written to, or the tensor that
+    it is a view of was, it becomes the view that it is said to be.
     """
 
     product: Product
     _made: torch.Tensor | None
+    _made_version: int | None
+    _layout: torch.Tensor
+    """Of the size and the strides that it would have, and without memory."""
+    _view: _View | None
+    _in_its_memory: bool
+    """Whether what was made is that view."""
     _watched: bool
 
     @staticmethod
@@ -41,19 +51,55 @@ class DeferredLogits(torch.Tensor):
     def _without_a_place(product: Product) -> DeferredLogits:
         wrapper: Any = torch.Tensor._make_wrapper_subclass
         self: DeferredLogits = wrapper(DeferredLogits, product.shape, dtype=product.dtype, device=product.hidden.device)
-        self.product, self._made, self._watched = product, None, False
+        self.product, self._watched = product, False
+        self._layout = torch.empty(product.shape, device="meta")
+        self._made = self._made_version = self._view = None
+        self._in_its_memory = False
         return self
 
     def made(self) -> torch.Tensor:
         """The logits."""
+        if self._view is not None and not self._in_its_memory and self._view.of._was_written():
+            self._become_the_view(self._view)
         if self._made is None:
-            product, through_its_place = self.product, cast("Any", _Made.apply)
-            grad = product.grad or self.requires_grad
-            with torch.inference_mode(product.hidden.is_inference()), torch.set_grad_enabled(grad):
-                self._made = product.logits() if self._unseen() else through_its_place(self)
-        return self._made
+            through_its_place = cast("Any", _Made.apply)
+            with self._as_there():
+                alone = self._unseen() and not _saving_is_watched()
+                self._keep(self.product.logits() if alone else through_its_place(self))
+        return cast("torch.Tensor", self._made)
 
-    def _may_note(self) -> bool:
+    def made_to_be_written(self) -> torch.Tensor:
+        """The logits, in the memory that they have where nothing is deferred."""
+        if self._view is not None and not self._in_its_memory:
+            self._view.of.made_to_be_written()
+            self._become_the_view(self._view)
+        return self.made()
+
+    def _become_the_view(self, view: _View) -> None:
+        with self._as_there():
+            self._keep(view.function(view.of.made(), *view.args, **view.kwargs))
+        self._in_its_memory = True
+
+    @contextmanager
+    def _as_there(self) -> Iterator[None]:
+        with torch._C.DisableTorchFunctionSubclass():
+            grad = self.product.grad or self.requires_grad
+        with torch.inference_mode(self.product.hidden.is_inference()), torch.set_grad_enabled(grad):
+            yield
+
+    def _keep(self, made: torch.Tensor) -> None:
+        self._made, self._made_version = made, _version(made)
+
+    def _was_written(self) -> bool:
+        if self._view is not None:
+            return self._in_its_memory or self._view.of._was_written()
+        return self._made is not None and (self._made_version is None or _version(self._made) != self._made_version)
+
+    def _may_note(self, step: Any) -> bool:
+        if self._was_written():
+            return False
+        if self._made is not None and (self._view is None or step not in VIEWS | SAME):  # a view's are of the whole
+            return False
         return self._unseen() or not torch.is_grad_enabled()
 
     def _unseen(self) -> bool:
@@ -79,17 +125,34 @@ class DeferredLogits(torch.Tensor):
     ) -> Any:
         kwargs = dict(kwargs or {})
         first: Any = args[0] if args else None
-        if func in METADATA or (func in WATCHING and isinstance(first, DeferredLogits) and first._made is None):
+        if isinstance(first, DeferredLogits) and first._made is None and (func in METADATA or func in WATCHING):
             with torch._C.DisableTorchFunctionSubclass():
                 first._watched |= func in WATCHING
                 return func(*args, **kwargs)
-        if func in STEPS and isinstance(first, DeferredLogits) and first._made is None and first._may_note():
-            found = STEPS[func](first.product, *args[1:], **kwargs)
+        for written in (first if _writes(func, kwargs) else None, kwargs.get("out")):
+            if isinstance(written, DeferredLogits):
+                written.made_to_be_written()
+        if isinstance(first, DeferredLogits) and first._may_note(func):
+            found = noted(func, first.product, args[1:], kwargs)
             if isinstance(found, Product):
-                return DeferredLogits(replace(found, grad=found.grad and torch.is_grad_enabled()))
+                return first._followed_by(found, func, args[1:], kwargs)
             if found is not None:
                 return found
         return func(*map(_made, args), **{key: _made(value) for key, value in kwargs.items()})
+
+    def _followed_by(
+        self, product: Product, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> DeferredLogits:
+        """What a step gives: this very tensor, a view of it, or one with memory of its own, as of any tensor."""
+        copies = step is torch.Tensor.contiguous and not self._layout.is_contiguous()
+        if step in SAME and product is self.product and not copies:
+            return self
+        found = DeferredLogits(replace(product, grad=product.grad and torch.is_grad_enabled()))
+        if step in VIEWS:
+            found._layout = step(self._layout, *args, **kwargs)
+            if found._layout.untyped_storage()._cdata == self._layout.untyped_storage()._cdata:
+                found._view = _View(self, step, args, kwargs)
+        return found
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -97,6 +160,15 @@ class DeferredLogits(torch.Tensor):
     ) -> Any:
         """Below autograd, which goes by the places in the graph."""
         return func(*map(_values, args), **{key: _values(value) for key, value in (kwargs or {}).items()})
+
+
+class _View(NamedTuple):
+    """What a tensor is a view of, and by what."""
+
+    of: DeferredLogits
+    function: Callable[..., torch.Tensor]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
 
 
 class _Place(torch.autograd.Function):
@@ -153,6 +225,24 @@ def _replaced(value: Any, by: Callable[[DeferredLogits], torch.Tensor]) -> Any:
     return value
 
 
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often it was written to; of one of inference mode nobody knows."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _writes(function: Any, kwargs: Mapping[str, Any]) -> bool:
+    name = getattr(function, "__name__", "")
+    return name in WRITING or (name.endswith("_") and not name.endswith("__")) or bool(kwargs.get("inplace"))
+
+
+def _saving_is_watched() -> bool:
+    """Whether tensors that autograd saves are counted or packed: a checkpoint makes them twice, and logits once."""
+    top: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(True) is not None
+
+
+OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+WRITING = {"__setitem__", *(f"__i{name}__" for name in OPERATORS)}
 METADATA = frozenset(
     {
         torch.Tensor.size,

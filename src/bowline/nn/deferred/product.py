@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.errors import UsageError
+from bowline.nn.deferred.zeros import is_of_zeros
 from bowline.nn.loss import linear_cross_entropy
 
-__all__ = ["Product", "version_of"]
+__all__ = ["Product"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,8 +21,8 @@ class Product:
     """outer tanh(scale (hidden weightᵀ + bias)), or without tanh where `outer` is `None`, in `dtype`.
 
     hidden (..., D), weight (V, D), bias (V,) or `None`. Of where the head stood: `cast` is what autocast multiplied in,
-    if it was on, `grad` whether autograd was, and `version` counts the changes of the matrix in place. What is on where
-    the product is made does not matter.
+    if it was on, `grad` whether autograd was, and `seen` what the three were like. What is on where the product is made
+    does not matter. Scale and tanh are taken in `stepped`, the dtype that the logits had when the first of them came.
     """
 
     hidden: torch.Tensor
@@ -30,36 +31,49 @@ class Product:
     dtype: torch.dtype
     cast: torch.dtype | None = None
     grad: bool = True
-    version: int | None = None
     backend: str = "auto"
     scale: float = 1.0
     outer: float | None = None
+    stepped: torch.dtype | None = None
+    seen: tuple[Seen | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.seen:
+            object.__setattr__(self, "seen", tuple(map(_seen, (self.hidden, self.weight, self.bias))))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the logits."""
         return (*self.hidden.shape[:-1], self.weight.shape[0])
 
+    @property
+    def multiplied(self) -> torch.dtype:
+        """The dtype of the product itself."""
+        return self.cast or torch.result_type(self.hidden, self.weight)
+
     def _as_there(self) -> AbstractContextManager[object]:
-        self._expect_the_same_matrix()
+        self._expect_the_same_ends()
         kind = self.hidden.device.type
         if self.cast is None and not torch.is_autocast_enabled(kind):
             return nullcontext()
         return torch.autocast(kind, self.cast, enabled=self.cast is not None)
 
-    def _expect_the_same_matrix(self) -> None:
+    def _expect_the_same_ends(self) -> None:
         weight = self.weight
-        if self.version not in (None, version_of(weight)):
-            raise UsageError(
-                "the head's matrix has changed since the model ran, so its logits of then cannot be computed any more",
-                help="use the logits before the optimizer's step, or copy them (logits + 0)",
-            )
         if weight.ndim != 2 or weight.untyped_storage().nbytes() < weight.numel() * weight.itemsize:
             raise UsageError(
                 "the head's matrix was freed after the head's forward pass, as a unit of FSDP or ZeRO-3 of its own is; "
                 "expected it to be there when the loss is computed",
                 help="leave the head to the unit of the whole model, and compute the loss in the model (labels=...)",
             )
+        ends = {"matrix": self.weight, "input": self.hidden, "bias": self.bias}
+        for (name, end), seen in zip(ends.items(), (self.seen[1], self.seen[0], self.seen[2]), strict=True):
+            if _seen(end) != seen:
+                raise UsageError(
+                    f"the head's {name} has changed since the model ran, so its logits of then cannot be computed any "
+                    f"more",
+                    help="use the logits before the optimizer's step, or copy them (logits + 0)",
+                )
 
     def logits(self) -> torch.Tensor:
         """All of them, (..., V).
@@ -69,6 +83,8 @@ class Product:
         """
         with self._as_there():
             found = F.linear(self.hidden, self.weight, self.bias)
+        if self.stepped is not None:
+            found = found.to(self.stepped)
         if self.scale != 1.0:
             found = found * self.scale
         if self.outer is not None:
@@ -101,23 +117,59 @@ class Product:
         """The logits of some tokens; a view of the matrix, so its gradient is as large as all of it."""
         if range(*tokens.indices(len(self.weight))) == range(len(self.weight)):
             return self
-        return replace(self, weight=self.weight[tokens], bias=None if self.bias is None else self.bias[tokens])
+        return self._with(weight=self.weight[tokens], bias=None if self.bias is None else self.bias[tokens])
+
+    def at(self, hidden: torch.Tensor) -> Product:
+        """The logits of these hidden states, a part of the others or in another shape."""
+        return self._with(hidden=hidden)
+
+    def _with(self, **ends: Any) -> Product:
+        self._expect_the_same_ends()
+        return replace(self, seen=(), **ends)
+
+    def to(self, dtype: torch.dtype) -> Product | None:
+        """The logits in a dtype, unless they have lost digits in another already."""
+        before = self.stepped or self.multiplied
+        lost = torch.promote_types(before, self.dtype) != self.dtype
+        return None if lost and dtype != self.dtype else replace(self, dtype=dtype)
 
     def times(self, factor: float) -> Product | None:
         """The logits times a number, where that can be noted."""
+        if self.stepped not in (None, self.dtype):
+            return None
         if self.outer is not None:
             return replace(self, outer=self.outer * factor) if factor > 0 else None
-        return replace(self, scale=self.scale * factor)
+        return replace(self, scale=self.scale * factor, stepped=self.dtype)
+
+    def tanh(self) -> Product | None:
+        """Their tanh, where that can be noted."""
+        if self.outer is not None or self.stepped not in (None, self.dtype):
+            return None
+        return replace(self, outer=1.0, stepped=self.dtype)
 
     def plus(self, other: torch.Tensor) -> Product | None:
-        """The logits plus a bias (V,), where that can be noted."""
-        one_each = other.numel() == self.weight.shape[0] == other.shape[-1] if other.ndim else False
-        if self.outer is not None or self.scale != 1.0 or not one_each or other.dtype != self.weight.dtype:
+        """The logits plus a bias (V,), or one of zeros in another dtype, where that can be noted."""
+        one_each = 0 < other.ndim <= self.hidden.ndim and other.numel() == self.weight.shape[0] == other.shape[-1]
+        if self.stepped is not None or not one_each:
             return None
+        if not self.dtype == other.dtype == self.multiplied:
+            wide = torch.promote_types(self.dtype, other.dtype)
+            return self.to(wide) if not other.requires_grad and is_of_zeros(other) else None
         bias = other.reshape(-1)
-        return replace(self, bias=bias if self.bias is None else self.bias + bias)
+        return self._with(bias=bias if self.bias is None else self.bias + bias)
 
 
-def version_of(weight: torch.Tensor) -> int | None:
-    """How often it was changed in place, where that is counted."""
-    return None if weight.is_inference() else weight._version
+class Seen(NamedTuple):
+    """What a tensor was like; `version` counts its changes in place, where they are counted."""
+
+    version: int | None
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _seen(tensor: torch.Tensor | None) -> Seen | None:
+    if tensor is None:
+        return None
+    version = None if tensor.is_inference() else tensor._version
+    return Seen(version, tensor.shape, tensor.dtype, tensor.device)

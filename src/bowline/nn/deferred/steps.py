@@ -1,13 +1,14 @@
 """What models of every library do with logits between the head and the loss, noted instead of done.
 
-Each step takes a `Product` and the arguments that the tensor would get, and gives the product that comes of it, a loss,
-or `None`: that cannot be noted, so the logits have to be made.
+Each step takes a `Product` and the arguments that the tensor would get, by torch's names, and gives the product that
+comes of it (the same one where torch gives the same tensor), a loss, or `None`: that cannot be noted, so the logits
+have to be made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,10 +16,10 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from bowline.nn.deferred.product import Product
 
-__all__ = ["STEPS"]
+__all__ = ["SAME", "VIEWS", "noted"]
 
 
-def _shaped(product: Product, *shape: Any, **_: Any) -> Product | None:
+def _shaped(product: Product, *shape: Any) -> Product | None:
     sizes = tuple(shape[0]) if shape and isinstance(shape[0], (tuple, list, torch.Size)) else shape
     vocab = product.weight.shape[0]
     if not sizes or not all(isinstance(size, int) for size in sizes) or sizes[-1] not in (vocab, -1):
@@ -29,20 +30,20 @@ def _shaped(product: Product, *shape: Any, **_: Any) -> Product | None:
             rows *= size
         if rows * vocab != product.hidden.numel() // product.hidden.shape[-1] * vocab:
             return None
-    return replace(product, hidden=product.hidden.reshape(*sizes[:-1], product.hidden.shape[-1]))
+    return product.at(product.hidden.reshape(*sizes[:-1], product.hidden.shape[-1]))
 
 
-def _flattened(product: Product, first: int = 0, last: int = -1) -> Product | None:
+def _flattened(product: Product, start_dim: int = 0, end_dim: int = -1) -> Product | None:
     depth = product.hidden.ndim
-    if last % depth >= depth - 1:
+    if end_dim % depth >= depth - 1:
         return None
-    return replace(product, hidden=product.hidden.flatten(first, last))
+    return product.at(product.hidden.flatten(start_dim, end_dim))
 
 
 def _picked(product: Product, index: Any) -> Product | None:
     """Rows, and of the last axis a slice: a vocabulary may be padded."""
     parts = index if isinstance(index, tuple) else (index,)
-    if not all(part is Ellipsis or isinstance(part, (int, slice)) for part in parts):
+    if not all(part is Ellipsis or type(part) in (int, slice) for part in parts):
         return None
     depth = product.hidden.ndim
     named = len(parts) - (Ellipsis in parts)
@@ -51,7 +52,7 @@ def _picked(product: Product, index: Any) -> Product | None:
         if not isinstance(parts[-1], slice):
             return None
         product, index = product.of(parts[-1]), (*parts[:-1], slice(None))
-    return replace(product, hidden=product.hidden[index])
+    return product.at(product.hidden[index])
 
 
 def _cast(product: Product, *args: Any, **kwargs: Any) -> Product | None:
@@ -59,25 +60,29 @@ def _cast(product: Product, *args: Any, **kwargs: Any) -> Product | None:
     dtypes = [one for one in given if isinstance(one, torch.dtype)]
     others = [one for one in given if not isinstance(one, (torch.dtype, bool))]
     same = all(isinstance(one, (str, torch.device)) and torch.device(one) == product.hidden.device for one in others)
-    if not same or kwargs.get("copy") or len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
+    if not same or True in given or len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
         return None
-    return replace(product, dtype=dtypes[0]) if dtypes else product
+    return _in(product, dtypes[0]) if dtypes else product
 
 
-def _wider(product: Product) -> Product:
-    return replace(product, dtype=torch.float32)
+def _wider(product: Product, memory_format: Any = None) -> Product | None:
+    return _in(product, torch.float32)
 
 
-def _same(product: Product, **_: Any) -> Product:
+def _in(product: Product, dtype: torch.dtype) -> Product | None:
+    return product if dtype == product.dtype else product.to(dtype)
+
+
+def _same(product: Product, *, memory_format: Any = None) -> Product:
     return product
 
 
-def _times(product: Product, factor: Any) -> Product | None:
-    return product.times(float(factor)) if isinstance(factor, (int, float)) else None
+def _times(product: Product, other: Any) -> Product | None:
+    return product.times(float(other)) if isinstance(other, (int, float)) else None
 
 
-def _over(product: Product, divisor: Any) -> Product | None:
-    return product.times(1 / divisor) if isinstance(divisor, (int, float)) and divisor else None
+def _over(product: Product, other: Any) -> Product | None:
+    return product.times(1 / other) if isinstance(other, (int, float)) and other else None
 
 
 def _plus(product: Product, other: Any) -> Product | None:
@@ -85,7 +90,7 @@ def _plus(product: Product, other: Any) -> Product | None:
 
 
 def _capped(product: Product) -> Product | None:
-    return replace(product, outer=1.0) if product.outer is None else None
+    return product.tanh()
 
 
 def _lost(
@@ -106,7 +111,7 @@ def _lost(
     return product.cross_entropy(target, **options)
 
 
-STEPS: dict[Any, Callable[..., Any]] = {
+_STEPS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.view: _shaped,
     torch.Tensor.reshape: _shaped,
     torch.Tensor.flatten: _flattened,
@@ -131,3 +136,22 @@ STEPS: dict[Any, Callable[..., Any]] = {
     torch.tanh: _capped,
     F.cross_entropy: _lost,
 }
+VIEWS = frozenset(
+    (torch.Tensor.view, torch.Tensor.reshape, torch.Tensor.flatten, torch.flatten, torch.Tensor.__getitem__)
+)
+"""What gives a view, if it can."""
+SAME = frozenset((torch.Tensor.contiguous, torch.Tensor.to, torch.Tensor.float))
+"""What gives the same tensor where nothing is to be done."""
+_SIGNATURES = {step: inspect.signature(step) for step in set(_STEPS.values())}
+
+
+def noted(function: Any, product: Product, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What comes of it; `None` where it is no step, or has arguments that a step does not know."""
+    step = _STEPS.get(function)
+    if step is None:
+        return None
+    try:
+        _SIGNATURES[step].bind(product, *args, **kwargs)
+    except TypeError:
+        return None
+    return step(product, *args, **kwargs)
