@@ -165,4 +165,44 @@ def test_after_it_the_model_is_as_it_was() -> None:
     model = MODELS["gpt2"]()
     with split_gradient(model):
         pass
+    with pytest.raises(ZeroDivisionError), split_gradient(model):
+        raise ZeroDivisionError
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def tied_ends() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    table, head = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9, bias=False)
+    head.weight = table.weight
+    return torch.nn.Sequential(table, head)
+
+
+def test_a_plain_embedding_is_not_scaled_whatever_it_is_given() -> None:
+    """An attribute that its forward does not read."""
+    found = []
+    for scale in (None, 3.0):
+        model: Any = tied_ends()
+        model[0].embed_scale = scale
+        with split_gradient(model) as meter:
+            model(torch.tensor([1, 2, 1])).logsumexp(-1).sum().backward()
+            found.append(meter.read())
+    assert found[0] == found[1] is not None
+
+
+def test_a_gradient_that_was_set_to_0_is_none() -> None:
+    model: Any = tied_ends()
+    model[0].weight.grad = torch.zeros(9, 4)
+    with split_gradient(model) as meter:
+        model(torch.tensor([1])).logsumexp(-1).sum().backward()
+        assert meter.read() is not None
+
+
+def test_what_rounding_leaves_of_a_head_that_gives_nothing_has_a_norm() -> None:
+    """The difference of two equal sums may be less than 0."""
+    for seed in range(100):
+        torch.manual_seed(seed)
+        table, ids = torch.nn.Embedding(100, 7), torch.randperm(100)[:60]
+        with split_gradient(table, embedding=table) as meter:
+            (table(ids) * torch.randn(60, 7)).sum().backward()
+            split = meter.read()
+        assert split is not None and split.output <= 1e-3 * split.input

@@ -65,6 +65,16 @@ def test_a_factor_of_another_dtype_is_torchs_error_as_ever() -> None:
     for one, other in ((a, b.bfloat16()), (a.bfloat16(), b), (a.half(), b.bfloat16())):
         with WideProducts(torch.bfloat16), pytest.raises(RuntimeError, match="dtype"):
             one @ other
+    bias = torch.zeros(4).bfloat16()
+    with WideProducts(torch.bfloat16), pytest.raises(RuntimeError, match="dtype"):
+        torch.addmm(bias, a.bfloat16(), b)
+
+
+def test_what_is_not_on_the_cpu_is_left_alone() -> None:
+    a = torch.ones(4, 4, dtype=torch.bfloat16, device="meta")
+    with Multiplied() as seen, WideProducts(torch.bfloat16):
+        assert (a @ a).dtype == torch.bfloat16
+    assert seen.dtypes == {torch.bfloat16}
 
 
 def test_the_weights_of_a_module_and_their_gradients_stay_float32_under_autocast() -> None:
@@ -108,19 +118,36 @@ def test_it_is_for_a_processor_that_has_none_and_says_so_once(
     ("machine", "bf16", "amx", "expected"),
     [
         ("x86_64", False, False, True),
+        ("AMD64", False, False, True),
+        ("x86_64", False, None, False),
         ("x86_64", True, False, False),
         ("x86_64", False, True, False),
         ("aarch64", False, False, False),
     ],
 )
 def test_a_processor_has_bf16_where_either_of_two_sets_of_instructions_does(
-    machine: str, bf16: bool, amx: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+    machine: str, bf16: bool, amx: bool | None, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16, raising=False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
+    if amx is None:  # a torch that cannot say
+        monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
     emulated.cache_clear()
     try:
         assert emulated(torch.bfloat16) is expected
+    finally:
+        emulated.cache_clear()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_float16_has_instructions_of_its_own(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: not known, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: not known, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_fp16_supported", lambda: known, raising=False)
+    emulated.cache_clear()
+    try:
+        assert emulated(torch.float16) is not known
     finally:
         emulated.cache_clear()

@@ -14,8 +14,9 @@ from bowline.nn.loss.sweep import chunks, fastest, gpu_products, sweep
 from bowline.nn.loss.sweep.job import Job
 from bowline.nn.loss.sweep.sweep_gpu import sweep_on_gpu
 from bowline.nn.tied_embedding import tied_embedding
-from tests.nn.loss.cases import OPTIONS
+from tests.nn.loss.cases import BACKENDS, OPTIONS, case, gradients
 from tests.nn.loss.float64 import ROWS, WIDTH, Loss, computed, errors, head
+from tests.nn.loss.test_turned import blocks_of
 from tests.nn.tied_embedding.ends import dense_gradients
 
 HALF = [torch.bfloat16, torch.float16]
@@ -143,3 +144,62 @@ def test_a_float32_gradient_has_room_for_the_powers_of_twice_as_many_tokens(monk
     hidden, weight, labels = head(0.2, torch.float32)
     loss = autocast(torch.bfloat16, labels.clamp(min=0), "chunked")(hidden, weight.requires_grad_())
     assert loss.isfinite() and found[0] == 2 * WIDTH and sum(found) == ROWS
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float64_is_left_as_it_is(backend: str) -> None:
+    hidden, weight, labels, bias = case()
+    plain = linear_cross_entropy(hidden, weight, labels, bias=bias, backend=backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linear_cross_entropy(hidden, weight, labels, bias=bias, backend=backend)
+    assert found.dtype == torch.float64 and torch.equal(found, plain)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("backend", ["logits", "chunked"])
+def test_a_float32_bias_is_cast_too(backend: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    has_products(monkeypatch, of_half=True)
+    hidden, weight, labels, bias = case(dtype=torch.float32)
+    found = []
+    for name in (backend, "reference"):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = linear_cross_entropy(hidden, weight, labels, bias=bias, backend=name, **options)
+        found.append([loss, *gradients(loss, hidden, weight, bias)])
+    torch.testing.assert_close(*found, rtol=0.05, atol=0.02)
+
+
+def test_where_nothing_is_cast_no_product_is_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By rows, whose products autocast would see, were it still on."""
+    has_products(monkeypatch, of_half=False)
+    hidden, weight, labels = head(0.2, torch.float32)
+    options: dict[str, Any] = {"softcap": 3.0, "label_smoothing": 0.1}
+    exact = computed(
+        lambda x, w: linear_cross_entropy(x, w, labels, backend="reference", **options),
+        hidden.double(),
+        weight.double(),
+    )
+    assert max(errors(autocast(torch.bfloat16, labels, "chunked", **options), hidden, weight, exact)) < 2e-6
+
+
+@pytest.mark.parametrize("rows", [50, 300])
+def test_each_block_of_the_matrix_is_cast(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_products(monkeypatch, of_half=True)
+    hidden, weight, labels = head(0.3, torch.float32)
+    exact = computed(lambda x, w: F.cross_entropy(x @ w.T, labels), hidden.double(), weight.double())
+    with blocks_of(rows):
+        assert max(errors(autocast(torch.bfloat16, labels, "chunked"), hidden, weight, exact)) < 0.02
+
+
+def test_the_gradient_of_a_bias_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By rows, whose gradients of logits are in half precision; of tokens that are no label."""
+    has_products(monkeypatch, of_half=True)
+    monkeypatch.setattr(chunks, "ROOFLINE", {"cpu": (ROWS, ROWS), "cuda": (ROWS, ROWS)})
+    hidden, weight, labels = head(0.02, torch.bfloat16)
+    found = []
+    for backend, dtype in (("chunked", torch.float32), ("reference", torch.float64)):
+        bias = torch.zeros(len(weight), dtype=dtype, requires_grad=True)
+        ends = hidden.to(dtype), weight.to(dtype), labels
+        with torch.autocast("cpu", torch.bfloat16, enabled=backend == "chunked"):
+            loss = linear_cross_entropy(*ends, bias=bias, softcap=30.0, label_smoothing=0.5, backend=backend)
+        found.append(gradients(loss, bias)[0][:11].double())
+    assert (found[0] - found[1]).norm() <= 5e-4 * found[1].norm()

@@ -31,18 +31,22 @@ HIDDEN, WEIGHT, LABELS = torch.zeros(2, 3, D), torch.zeros(V, D), torch.ones(2, 
         ({"mask_ids": [-1]}, r"mask_ids has -1"),
         ({"weight": torch.zeros(V, D + 1)}, r"hidden \(2, 3, 5\) and weight \(11, 6\): .* expected \(\.\.\., D\)"),
         ({"weight": torch.zeros(V)}, r"weight \(11,\)"),
+        ({"hidden": torch.tensor(1.0)}, r"hidden \(\) and weight \(11, 5\): do not fit"),
         ({"bias": torch.zeros(V - 1)}, r"bias \(10,\) for weight \(11, 5\): expected \(11,\)"),
         ({"bias": torch.zeros(1)}, r"bias \(1,\)"),
+        ({"bias": torch.zeros(1, V)}, r"bias \(1, 11\)"),
         ({"class_weight": torch.ones(V + 1)}, r"class_weight \(12,\): expected \(11,\)"),
         ({"reduction": "average"}, "reduction='average': expected 'mean', 'sum' or 'none'"),
         ({"backend": "fast"}, "backend='fast': expected one of auto, reference, logits, chunked, torch"),
         ({"label_smoothing": 1.5}, "label_smoothing=1.5: expected 0 to 1"),
+        ({"label_smoothing": -0.1}, "label_smoothing=-0.1: expected 0 to 1"),
         ({"mask_ids": list(range(V))}, "mask_ids has all 11 tokens: expected some that can be predicted"),
         ({"weight": WEIGHT.to(torch.int8)}, r"weight of torch\.int8: expected floating point"),
         ({"weight": WEIGHT.bfloat16()}, r"hidden of torch\.float32 and weight of torch\.bfloat16: expected one dtype"),
         ({"hidden": HIDDEN.long()}, r"hidden of torch\.int64: expected floating point"),
         ({"backend": "torch", "softcap": 2.0}, "backend='torch' with softcap=2.0: torch's own has no such option"),
         ({"backend": "torch", "return_lse": True}, "backend='torch' returns the loss alone"),
+        ({"backend": "torch", "return_logits": True}, "backend='torch' returns the loss alone"),
         ({"softcap": 0.0}, "softcap=0.0: expected a number above 0"),
         ({"softcap": float("inf")}, "softcap=inf: expected a number above 0"),
         ({"logit_scale": torch.tensor(2.0)}, "logit_scale is a tensor: expected a number"),
@@ -140,3 +144,7 @@ def test_batched_gradients_are_refused_where_only_one_can_be_taken(backend: str)
     losses = linear_cross_entropy(HIDDEN, weight, LABELS, reduction="none", backend=backend)
     with pytest.raises(UsageError, match="batched gradients of linear_cross_entropy"):
         torch.autograd.grad(losses, weight, torch.ones(4, 2, 3), is_grads_batched=True)
+
+
+def test_a_head_of_no_rows_has_no_logits_and_masks_none() -> None:
+    assert linear_logits(HIDDEN, torch.zeros(0, D)).shape == (2, 3, 0)

@@ -50,6 +50,16 @@ def test_where_functions_are_transformed_or_compiled_auto_is_what_allows_it() ->
     assert seen == ["reference"] and gradient.shape == weight.shape
 
 
+class Another(torch.Tensor):
+    """As DTensor, which multiplies itself."""
+
+
+def test_the_products_are_left_to_a_subclass() -> None:
+    hidden, weight = torch.empty(1024, 4), torch.empty(8192, 4)
+    for ends in ((hidden.as_subclass(Another), weight), (hidden, weight.as_subclass(Another))):
+        assert chosen_backend(*ends) == chosen_backend(*ends, backend="chunked") == "logits"
+
+
 def test_a_backend_that_is_none_is_refused() -> None:
     with pytest.raises(UsageError, match="backend='fast'"):
         chosen_backend(torch.empty(1, 4), torch.empty(2, 4), backend="fast")

@@ -90,14 +90,36 @@ def test_a_factor_for_each_label_gets_a_gradient_too() -> None:
     torch.testing.assert_close(gradients(ours, factors, weight), gradients(expected, factors, weight))
 
 
+@pytest.mark.parametrize("factors", [torch.zeros(V), -torch.ones(V)])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_factors_of_0_or_less_in_float16(factors: torch.Tensor, reduction: Any) -> None:
+    """Gradients wait as a multiple, which depends on the factors."""
+    hidden, weight, labels, bias = case(dtype=torch.float16)
+    ours, expected = both(hidden, weight, labels, bias=bias, class_weight=factors.half(), reduction=reduction)
+    torch.testing.assert_close(ours, expected, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(
+        gradients(ours, hidden, weight, bias), gradients(expected, hidden, weight, bias), rtol=0.01, atol=0.01
+    )
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_lse_alone_has_its_gradient(options: dict[str, Any]) -> None:
+    hidden, weight, labels, bias = case()
+    (_, ours), (_, expected) = both(hidden, weight, labels, bias=bias, return_lse=True, **options)
+    torch.testing.assert_close(
+        gradients(ours.square().sum(), hidden, weight, bias), gradients(expected.square().sum(), hidden, weight, bias)
+    )
+
+
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
-def test_what_is_infinite_where_there_is_no_label_is_not_seen(bad: float) -> None:
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_what_is_infinite_where_there_is_no_label_is_not_seen(reduction: Any, bad: float) -> None:
     hidden, weight, labels, _ = case(bias=False)
     hidden, clean = hidden.detach(), hidden.detach().clone()
     hidden[labels == -100] = bad
     found = []
     for one in (hidden, clean):
-        loss = linear_cross_entropy(one.requires_grad_(), weight, labels, backend="chunked")
+        loss = linear_cross_entropy(one.requires_grad_(), weight, labels, reduction=reduction, backend="chunked").sum()
         found.append([loss, *gradients(loss, one, weight)])
     torch.testing.assert_close(*found)
 
@@ -138,6 +160,8 @@ def test_tensors_need_not_be_contiguous() -> None:
 def test_second_order_gradients_are_refused_in_words(backend: str, reduction: Any) -> None:
     hidden, weight, labels, _ = case()
     loss = linear_cross_entropy(hidden, weight, labels, reduction=reduction, backend=backend).sum()
-    (first,) = torch.autograd.grad(loss, hidden, create_graph=True)
-    with pytest.raises(UsageError, match=r"second-order gradients .*backend=\"reference\""):
-        first.square().sum().backward()
+    factor = torch.ones((), dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(loss * factor, hidden, create_graph=True)
+    for end in (hidden, weight, factor):
+        with pytest.raises(UsageError, match=r"second-order gradients .*backend=\"reference\""):
+            torch.autograd.grad(first.square().sum(), end, retain_graph=True)

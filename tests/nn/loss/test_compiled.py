@@ -146,9 +146,10 @@ def test_asked_for_more_than_a_number_or_exported_it_is_torchs_own_operators() -
     torch.testing.assert_close(losses(hidden, weight, labels), plain)
 
 
-def test_the_operator_says_of_its_results_what_is_true() -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_operator_says_of_its_results_what_is_true(dtype: torch.dtype) -> None:
     """torch's own check: shapes, dtypes and strides of what it is traced with, and that it changes no argument."""
-    hidden, weight, labels, bias = (one.detach() for one in case(6) if one is not None)
+    hidden, weight, labels, bias = (one.detach() for one in case(6, dtype=dtype) if one is not None)
     options: dict[str, Any] = {
         "logit_scale": 1.0,
         "softcap": None,
@@ -157,8 +158,17 @@ def test_the_operator_says_of_its_results_what_is_true() -> None:
         "z_loss": 0.0,
         "mask_ids": [],
     }
-    factors = torch.ones(6, dtype=torch.float64)
+    factors = torch.ones(6, dtype=torch.promote_types(dtype, torch.float32))
     for turned in (weight, weight.t().contiguous().t()):
         for wanted in ([True] * 3, [False, True, False]):
             arguments = (hidden, turned, bias, labels, factors, wanted)
             torch.library.opcheck(torch.ops.bowline.swept.default, arguments, options)
+
+
+def test_factors_get_their_gradient_in_float16_too() -> None:
+    found = []
+    for dtype in (torch.float16, torch.float64):
+        *ends, bias = case(dtype=dtype)
+        factors = torch.linspace(0.5, 1, V, dtype=dtype).requires_grad_()
+        found += gradients(compiled()(*ends, bias, factors) / 3, factors)
+    torch.testing.assert_close(found[0].double(), found[1], rtol=0.01, atol=1e-3)

@@ -87,6 +87,12 @@ def test_where_bits_have_to_be_the_same_nothing_hangs_on_a_measurement(
     assert fastest.products_for(*tensors, Resources()) is LIBRARIES["mm"]
 
 
+def test_float64_is_never_narrowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastest, "WORTH_TIMING", 0)
+    monkeypatch.setattr(fastest, "_timed", lambda *_: "float32")
+    assert fastest.products_for(torch.zeros(2, 4).double(), torch.zeros(9, 4).double(), Resources()) is LIBRARIES["mm"]
+
+
 def test_small_products_are_not_worth_a_measurement() -> None:
     fastest._timed.cache_clear()
     assert fastest.products_for(torch.zeros(64, 64), torch.zeros(1000, 64), Resources()) is LIBRARIES["mm"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.nn.loss import linear_cross_entropy
+from bowline.nn.loss import kept, linear_cross_entropy
 from tests.nn.loss.cases import BACKENDS, OPTIONS, V, case, gradients
 
 
@@ -109,3 +109,38 @@ def test_where_the_head_is_frozen_the_hidden_states_still_get_their_gradient() -
     loss = linear_cross_entropy(hidden, weight.detach(), labels, backend="logits")
     expected = linear_cross_entropy(hidden, weight, labels, backend="reference")
     torch.testing.assert_close(gradients(loss, hidden), gradients(expected, hidden))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("frozen", [None, "hidden", "weight"])
+def test_kept_logits_in_blocks_of_rows_and_columns_that_do_not_divide_them(
+    dtype: torch.dtype, options: dict[str, Any], frozen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "_columns", lambda *_: 4)
+    monkeypatch.setattr(kept, "_rows", lambda _: 3)
+    mixture, found = torch.randn(2, 4, V).double(), []
+    for backend in ("logits", "reference"):
+        hidden, weight, labels, bias = case(dtype=dtype)
+        if backend == "reference":
+            hidden, weight, bias = (one.detach().double() for one in (hidden, weight, bias) if one is not None)
+        ends = {"hidden": hidden, "weight": weight, "bias": bias}
+        free = [one.requires_grad_(name != frozen) for name, one in ends.items() if one is not None]
+        free = [one for one in free if one.requires_grad]
+        loss = linear_cross_entropy(hidden, weight, labels, bias=bias, backend=backend, **options)
+        losses, lse, logits = linear_cross_entropy(
+            hidden,
+            weight,
+            labels,
+            bias=bias,
+            reduction="none",
+            return_lse=True,
+            return_logits=True,
+            backend=backend,
+            **options,
+        )
+        whole = losses.sum() + lse.sin().sum() + (logits.masked_fill(logits == -torch.inf, 0) * mixture).sum()
+        found.append([loss, losses, lse, *gradients(loss, *free), *gradients(whole, *free)])
+    near = 1e-9 if dtype == torch.float64 else 0.03
+    for one, exact in zip(*found, strict=True):
+        assert (one.double() - exact).norm() <= near * exact.norm() + 1e-9

@@ -145,6 +145,15 @@ def test_what_a_library_does_not_take_is_refused(name: str, change: dict[str, An
         linear_cross_entropy(**{"hidden": hidden, "weight": weight, "labels": labels, "backend": name, **change})
 
 
+@pytest.mark.usefixtures("fakes")
+def test_the_number_of_tokens_and_the_dtype_of_the_matrix_count_too() -> None:
+    hidden, weight, labels = ends()
+    with pytest.raises(UsageError, match=r"for N, V, D = \(6, 16, 8\): expected multiples of 8"):
+        linear_cross_entropy(hidden[:, :3], weight, labels[:, :3], backend="quack")
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UsageError, match=r"with weight of torch\.float64"):
+        linear_cross_entropy(hidden, weight.double(), labels, backend="quack")
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "words"),
     [

@@ -9,6 +9,7 @@ import torch
 
 from bowline.errors import UsageError
 from bowline.nn.loss import kept, linear_cross_entropy, resources
+from bowline.nn.loss.resources import Resources, current
 from bowline.nn.loss.sweep import fastest
 from bowline.nn.loss.sweep.chunks import chunk_rows
 from bowline.nn.loss.sweep.cpu_products import LIBRARIES
@@ -89,6 +90,14 @@ def test_rows_of_a_chunk_fit_the_budget(rows: int, size: int, dtype: torch.dtype
 def test_resources_that_mean_nothing_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words), resources(**changes):
         pass
+
+
+def test_resources_add_up_inside_and_are_what_they_were_outside() -> None:
+    with resources(budget=5, compiler=False), resources(onednn=False) as inner:
+        assert inner == current() == Resources(budget=5, compiler=False, onednn=False)
+    with pytest.raises(ZeroDivisionError), resources(budget=1):
+        raise ZeroDivisionError
+    assert current() == Resources()
 
 
 @pytest.mark.usefixtures("real_chunks")

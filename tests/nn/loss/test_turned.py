@@ -113,10 +113,18 @@ def test_a_number_of_tokens_that_is_filled_up_is_the_loss_in_float64(
         torch.manual_seed(1)
         leaves = [torch.randn(*shape).double().requires_grad_() for shape in ((rows, width), (size, width), (size,))]
         hidden, weight, bias = leaves
-        losses = linear_cross_entropy(
-            hidden, weight, labels, bias=bias, reduction=reduction, backend=backend, **options
+        given = linear_cross_entropy(
+            hidden,
+            weight,
+            labels,
+            bias=bias,
+            reduction=reduction,
+            return_lse=reduction == "none",
+            backend=backend,
+            **options,
         )
-        loss = (losses * factors).sum()
+        losses, lse = given if reduction == "none" else (given, torch.zeros(()))
+        loss = (losses * factors).sum() + lse.sin().sum()
         found.append([losses.detach(), *torch.autograd.grad(loss, leaves)])
     torch.testing.assert_close(*found)
 
@@ -243,6 +251,41 @@ def test_a_first_block_of_masked_tokens_alone_gives_no_base(block: int) -> None:
     with blocks_of(block):
         ours, expected = both((hidden, weight, labels, low), mask_ids=list(range(10)))
     torch.testing.assert_close(ours, [one.float() for one in expected if one is not None], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("block", [4, 2**21])
+def test_masked_tokens_make_no_base(block: int) -> None:
+    """Theirs are so high that nothing would be left of the others'."""
+    hidden, weight, labels, _ = ends(9, 16, torch.float32)
+    high = torch.zeros(V).index_fill(0, torch.tensor([0, 3, 10]), 1e4)
+    with blocks_of(block):
+        ours, expected = both((hidden, weight, labels, high), mask_ids=[0, 3, 10])
+    torch.testing.assert_close(ours, [one.float() for one in expected if one is not None], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("library", ["mm", "float32"])
+def test_powers_that_are_kept_in_float16_are_no_larger_than_it_can_hold(library: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: LIBRARIES[library])
+    hidden, weight, labels, _ = ends(30, 16, torch.float16, 60)
+    with blocks_of(5):
+        ours, expected = both((hidden, weight, labels, torch.linspace(0, 30, 60).half()))
+    for one, exact in zip(ours, expected, strict=True):
+        assert one is not None and exact is not None
+        assert (one - exact).norm() <= 0.01 * exact.norm()
+
+
+def test_in_float16_no_product_with_a_small_factor_underflows(monkeypatch: Any) -> None:
+    """One token's powers are thousands, which come after the base, and so the factors are as small."""
+    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: LIBRARIES["mm"])
+    hidden, weight, labels, _ = (one.detach() for one in ends(96, 128, torch.float16))
+    high, found = torch.zeros(V).index_fill(0, torch.tensor(200), 9.0).half(), []
+    for backend, dtype in (("chunked", torch.float16), ("reference", torch.float64)):
+        x, w, bias = ((one * by).to(dtype).requires_grad_() for one, by in ((hidden, 0.1), (weight, 0.1), (high, 1)))
+        with blocks_of(5), resources(budget=1):
+            losses = linear_cross_entropy(x, w, labels, bias=bias, reduction="none", backend=backend)
+            found.append(gradients(losses.mean(), x, w, bias))
+    for one, exact in zip(*found, strict=True):
+        assert (one - exact).norm() <= 0.005 * exact.norm()
 
 
 def test_large_logits_and_infinite_ones_are_those_of_the_reference() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
+from bowline.nn.shared_gradient import offer
 from bowline.nn.tied_embedding import tied_embedding
 from tests.nn.tied_embedding.ends import (
     D,
@@ -96,6 +98,14 @@ def test_a_graph_that_is_kept_gives_the_same_again(model: Model) -> None:
     assert torch.equal(first, kept)  # what was given out is not written to again
 
 
+def test_what_another_pass_has_offered_is_replaced() -> None:
+    weight = matrix(torch.float64)
+    loss = tied(plain, weight)
+    for _ in range(3):
+        with dense_gradients(0):
+            loss.backward(retain_graph=True)
+
+
 def test_an_ordinary_use_of_the_matrix_beside_both_ends() -> None:
     """A norm of the table in the loss: its gradient comes before the head's, between the ends, and last."""
     weight = matrix(torch.float64)
@@ -151,6 +161,30 @@ def test_a_graph_of_the_gradient_takes_the_dense_path() -> None:
     (reference,) = torch.autograd.grad(model(weight, weight, False), weight, create_graph=True)
     (expected,) = torch.autograd.grad(reference.square().sum(), weight)
     near(second, expected)
+
+
+def test_a_graph_of_the_gradient_is_not_written_to_whatever_the_head_says() -> None:
+    """It returns a gradient without a graph, and offers it."""
+
+    class Detached(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(hidden, weight)
+            return hidden @ weight.t()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            hidden, weight = ctx.saved_tensors
+            of_weight = (grads[0].t() @ hidden).detach()
+            offer(ctx, 1, of_weight)
+            return grads[0] @ weight, of_weight
+
+    weight, function = matrix(torch.float64), Detached
+    to_logits: Any = function.apply
+    loss = loss_of(to_logits(body(tied_embedding(tokens(), weight)), weight))
+    with dense_gradients(1):
+        (first,) = torch.autograd.grad(loss, weight, create_graph=True)
+    near(first.detach(), untied(plain, weight))
 
 
 def test_second_derivatives_pass_gradgradcheck() -> None:

@@ -230,7 +230,7 @@ def test_a_torch_without_the_private_functions_gives_the_dense_path(
         shared_gradient._counts_of_one_owner.cache_clear()
 
 
-@pytest.mark.parametrize("otherwise", ["copies", "hides owners"])
+@pytest.mark.parametrize("otherwise", ["copies", "hides owners", "hides its own owners"])
 def test_a_torch_that_keeps_its_buffers_otherwise_gives_the_dense_path(
     otherwise: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,8 +238,11 @@ def test_a_torch_that_keeps_its_buffers_otherwise_gives_the_dense_path(
     if otherwise == "copies":
         given = shared_gradient._Trial.given
         monkeypatch.setattr(shared_gradient._Trial, "given", lambda self, gradient: given(self, gradient.clone()))
-    else:
+    elif otherwise == "hides owners":
         monkeypatch.setattr(shared_gradient, "_counts", lambda gradient: (1, 1, 1))
+    else:
+        counts = shared_gradient._counts
+        monkeypatch.setattr(shared_gradient, "_counts", lambda gradient: (counts(gradient)[0], 1, 1))
     shared_gradient._counts_of_one_owner.cache_clear()
     try:
         assert shared_gradient._counts_of_one_owner() is None

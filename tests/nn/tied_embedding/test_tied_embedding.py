@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from bowline.errors import UsageError
 from bowline.nn import row_sums
 from bowline.nn.row_sums import add_rows
-from bowline.nn.tied_embedding import tied_embedding
+from bowline.nn.tied_embedding import TiedEmbedding, tied_embedding
 from tests.nn.tied_embedding.ends import (
     D,
     N,
@@ -132,6 +132,23 @@ def test_many_rows_are_summed_in_blocks_of_columns(read_ids: bool, monkeypatch: 
     monkeypatch.setattr(row_sums, "NUMBERS", 1)
     add_rows(tables[1], ids, rows, read_ids=read_ids)
     assert torch.equal(*tables)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("read_ids", [True, False])
+def test_ids_may_be_int32_and_rows_narrower_than_the_table(dtype: torch.dtype, read_ids: bool) -> None:
+    ids, rows = tokens(), torch.randn(N, D).bfloat16()
+    tables = [torch.zeros(V, D, dtype=dtype) for _ in range(3)]
+    add_rows(tables[0], ids, rows.to(dtype), read_ids=read_ids)
+    add_rows(tables[1], ids.int(), rows.to(dtype), read_ids=read_ids)
+    add_rows(tables[2], ids, rows, read_ids=read_ids)
+    assert torch.equal(tables[0], tables[1]) and torch.equal(tables[0], tables[2])
+
+
+def test_a_sparse_gradient_stays_sparse() -> None:
+    table = TiedEmbedding(V, D, sparse=True)
+    table(tokens()).sum().backward()
+    assert table.weight.grad is not None and table.weight.grad.is_sparse
 
 
 def test_a_gradient_that_is_expanded_or_strided_is_added() -> None:

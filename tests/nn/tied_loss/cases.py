@@ -1,4 +1,4 @@
-"""Tiny models of transformers, one of each way from hidden states to a loss, and a step of one."""
+"""Tiny models of transformers, one of each way from hidden states to a loss, and a step of one; and a head alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from unittest.mock import patch
 import torch
 
 from bowline.nn import tied_embedding
+from bowline.nn.deferred import DeferredLogits, Product
 from bowline.nn.shared_gradient import take
 
-__all__ = ["CONFIGS", "IDS", "V", "built", "logits_of", "step", "taken"]
+__all__ = ["CONFIGS", "IDS", "LABELS", "V", "built", "deferred_of", "ends", "logits_of", "step", "taken"]
 
 V = 50
 LAYER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -79,3 +80,17 @@ def taken(model: Any, call: Any = None) -> list[int]:
     with patch.object(tied_embedding, "take", noted):
         step(model, call)
     return found
+
+
+LABELS = torch.tensor([1, 2, -100, 4, 5, 39])
+
+
+def ends(seed: int = 0, biased: bool = True) -> list[torch.Tensor]:
+    """hidden (6, 4), weight (V, 4) and bias (V,), which gather gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(6, 4), (V, 4), (V,)][: 3 if biased else 2]
+    return [torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def deferred_of(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **more: Any) -> Any:
+    return DeferredLogits(Product(hidden, weight, bias, hidden.dtype, **more))

@@ -16,22 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bowline.errors import UsageError
 from bowline.nn.deferred import DeferredLogits, Product
-
-V = 50
-
-
-def ends(seed: int = 0, biased: bool = True) -> list[torch.Tensor]:
-    """hidden (6, 4), weight (V, 4) and bias (V,), which gather gradients."""
-    generator = torch.Generator().manual_seed(seed)
-    shapes = [(6, 4), (V, 4), (V,)][: 3 if biased else 2]
-    return [torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
-
-
-def deferred_of(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **more: Any) -> Any:
-    return DeferredLogits(Product(hidden, weight, bias, hidden.dtype, **more))
-
-
-LABELS = torch.tensor([1, 2, -100, 4, 5, 39])
+from tests.nn.tied_loss.cases import LABELS, V, deferred_of, ends
 
 STEPS: dict[str, Callable[[Any], Any]] = {
     "float": lambda x: x.float(),
@@ -125,64 +110,6 @@ def test_arguments_may_have_names_and_be_of_any_kind(step: Callable[[Any], Any])
     assert found.shape == expected.shape
 
 
-VIEWS: dict[str, Callable[[Any], Any]] = {
-    "rows": lambda x: x[..., :-1, :],
-    "tokens": lambda x: x[..., 3:9],
-    "first": lambda x: x[:1],
-    "view": lambda x: x.view(x.shape),
-    "reshape": lambda x: x.reshape(-1, x.size(-1)),
-    "contiguous": lambda x: x.contiguous(),
-    "same dtype": lambda x: x.to(x.dtype),
-    "clone": lambda x: x.clone(),
-    "float": lambda x: x.float(),
-}
-WRITES: dict[str, Callable[[Any], Any]] = {
-    "mul_": lambda x: x.mul_(2.0),
-    "fill_": lambda x: x.fill_(3.0),
-    "x[...] =": lambda x: x.__setitem__((..., 0), -1.0),
-    "+=": lambda x: x.__iadd__(1.0),
-    "out=": lambda x: torch.neg(x, out=x),
-    "inplace=": lambda x: F.relu(x, inplace=True),
-    "sum": lambda x: x.sum(),  # which looks
-}
-ACTS = st.tuples(st.integers(0, 9), st.sampled_from([*VIEWS, *WRITES]))
-
-
-@settings(max_examples=200)
-@given(st.lists(ACTS, max_size=8), st.sampled_from([torch.no_grad, torch.inference_mode]))
-def test_what_is_written_is_seen_by_whatever_shares_the_memory(acts: Any, mode: Callable[[], Any]) -> None:
-    """Views of logits, their views, and copies of them, written to in any order."""
-    generator = torch.Generator().manual_seed(0)
-    with mode():
-        hidden, weight = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((2, 3, 4), (V, 4)))
-        reals: list[Any] = [F.linear(hidden, weight)]
-        mine: list[Any] = [DeferredLogits(Product(hidden, weight, None, torch.float64, grad=False))]
-        for which, name in acts:
-            act, at = (VIEWS | WRITES)[name], which % len(reals)
-            try:
-                real = act(reals[at])
-            except (RuntimeError, IndexError):  # not of this shape or layout
-                return
-            found = act(mine[at])
-            if name in VIEWS:
-                reals.append(real)
-                mine.append(found)
-        for one, other in zip(mine, reals, strict=True):
-            torch.testing.assert_close(one.sum(-1), other.sum(-1))
-            assert one.shape == other.shape
-
-
-def test_gradients_of_what_was_written_to_are_those_of_logits() -> None:
-    mine, plain = ends(), ends()
-    for logits, leaves in ((deferred_of(*mine), mine), (F.linear(*plain), plain)):
-        some = logits[:-1]
-        logits.div_(0.5)
-        some[..., 0] = 3.0
-        (F.cross_entropy(some, LABELS[:-1]) + logits.square().mean()).backward()
-        assert all(one.grad is not None for one in leaves)
-    torch.testing.assert_close([one.grad for one in mine], [one.grad for one in plain])
-
-
 @pytest.mark.parametrize("closure", [True, False])
 def test_a_checkpoint_saves_them_once(closure: bool) -> None:
     """What it saves in the first pass and in the second have to be the same tensors."""
@@ -212,6 +139,53 @@ def test_its_cross_entropy_is_torchs(reduction: str, smoothing: float) -> None:
     )  # torch's own, of the logits
     assert deferred._made is not None
     assert weighted.isfinite()
+
+
+LEFT: dict[str, Callable[[Any], Any]] = {
+    "fewer, longer rows": lambda x: x.view(3, -1),
+    "longer rows": lambda x: x.reshape(3, 2 * V),
+    "shorter rows": lambda x: x.view(-1, V // 2),
+    "one row": lambda x: x.flatten(),
+    "rows with their tokens": lambda x: x.view(2, 3, V).flatten(1),
+    "of another tensor": lambda x: x.to(torch.ones(1, dtype=torch.float32)),
+    "on another device": lambda x: x.to("meta"),
+    "a bias of one": lambda x: x + torch.ones(1, dtype=x.dtype),
+    "a bias for each row": lambda x: x + torch.arange(6 * V, dtype=x.dtype).view(6, V),
+    "a row of biases": lambda x: x + torch.arange(V, dtype=x.dtype)[None],
+    "a negative cap": lambda x: torch.tanh(x) * -2.0,
+    "a cap of 0": lambda x: torch.tanh(x) * 0.0,
+    "joined": lambda x: torch.cat([x, x * 2]),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.parametrize("biased", [True, False])
+def test_what_is_no_step_is_done_to_the_logits(name: str, biased: bool) -> None:
+    mine, plain = ends(biased=biased), ends(biased=biased)
+    found, expected = LEFT[name](deferred_of(*mine)), LEFT[name](F.linear(*plain))
+    assert (found.shape, found.dtype, found.device) == (expected.shape, expected.dtype, expected.device)
+    if expected.device.type == "meta":
+        return
+    of = [F.cross_entropy(one, LABELS) if one.shape == (6, V) else one.sin().sum() for one in (found, expected)]
+    torch.testing.assert_close(*of)
+    torch.testing.assert_close(found + 0, expected)
+    for one, other in zip(torch.autograd.grad(of[0], mine), torch.autograd.grad(of[1], plain), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_whole_numbers_of_them_are_a_plain_tensor() -> None:
+    mine = ends()
+    found = deferred_of(*mine).to(torch.int64)
+    assert type(found) is torch.Tensor and not found.requires_grad
+    assert torch.equal(found, F.linear(*mine).to(torch.int64))
+
+
+@pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated")
+@pytest.mark.parametrize("old", [{"reduce": False}, {"size_average": False}])
+def test_its_cross_entropy_takes_what_torchs_once_took(old: Any) -> None:
+    mine = ends()
+    expected = F.cross_entropy(F.linear(*mine), LABELS, **old)
+    torch.testing.assert_close(F.cross_entropy(deferred_of(*mine), LABELS, **old), expected)
 
 
 def test_a_padded_vocabulary_may_be_cut_off() -> None:
@@ -245,6 +219,8 @@ def test_copies_and_pickles_are_plain_logits() -> None:
     for copied in (copy.deepcopy(deferred), pickle.loads(pickle.dumps(deferred))):
         assert type(copied) is torch.Tensor
         assert torch.equal(copied, torch.full((2, V), 4.0))
+        copied.zero_()
+        assert deferred.made().all()
     assert "DeferredLogits(shape=(2, 50)" in repr(DeferredLogits(deferred.product))
 
 
@@ -348,6 +324,15 @@ def test_those_of_a_model_without_autograd_have_no_gradients_after_it(mode: Call
     assert not (deferred + 0).requires_grad
     with torch.no_grad():
         assert not deferred_of(*mine).float().requires_grad
+
+
+def test_those_of_a_model_outside_of_autocast_are_not_cast_inside() -> None:
+    mine = [one.detach().float() for one in ends()]
+    logits = F.linear(*mine)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(deferred_of(*mine).made(), logits)
+        found = F.cross_entropy(deferred_of(*mine), LABELS)
+    torch.testing.assert_close(found, F.cross_entropy(logits, LABELS), rtol=1e-6, atol=0.0)
 
 
 def test_logits_of_a_matrix_that_has_changed_since_are_refused() -> None:

@@ -220,6 +220,17 @@ def test_on_no_device_there_are_shapes() -> None:
         assert model(IDS.to("meta")).logits.shape == (2, 7, V)
 
 
+def test_float64_is_not_cast() -> None:
+    model, hidden = built("GPT2LMHeadModel"), torch.randn(3, 16).double()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = model.lm_head(hidden)
+        with use_tied_loss(model):
+            found = model.lm_head(hidden)
+        assert isinstance(found, DeferredLogits)
+        assert found.dtype == plain.dtype == torch.float64
+        assert torch.equal(found + 0, plain)
+
+
 def test_weights_names_and_files_are_untouched(tmp_path: Path) -> None:
     model = built("GPT2LMHeadModel")
     names = list(model.state_dict())
@@ -319,3 +330,12 @@ def test_a_linear_that_does_more_than_a_linear_is_refused() -> None:
     with pytest.raises(UsageError, match="is a Scaled, which has a forward of its own"):
         use_tied_loss(model)
     assert type(model.lm_head) is Scaled
+
+
+def test_a_head_whose_weight_is_computed_or_quantised_is_refused() -> None:
+    computed, quantised = built("GPT2LMHeadModel"), built("GPT2LMHeadModel")
+    computed.lm_head = nn.utils.parametrizations.weight_norm(nn.Linear(16, V, bias=False))
+    quantised.lm_head.weight = nn.Parameter(torch.zeros(V, 16, dtype=torch.int8), requires_grad=False)
+    for model in (computed, quantised):
+        with pytest.raises(UsageError, match=r"expected a torch\.nn\.Linear with a floating-point weight"):
+            use_tied_loss(model)
