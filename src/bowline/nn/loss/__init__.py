@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bowline.nn.loss.choose import chosen_backend
 from bowline.nn.loss.cross_entropy import linear_cross_entropy
-from bowline.nn.loss.logits import linear_logits
+from bowline.nn.loss.linear_logits import linear_logits
 from bowline.nn.loss.module import LinearCrossEntropy
 from bowline.nn.loss.resources import resources
 

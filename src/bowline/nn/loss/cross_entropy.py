@@ -12,7 +12,7 @@ from bowline.errors import UsageError
 from bowline.nn.loss.choose import pick
 from bowline.nn.loss.chunked import chunked_losses, chunked_total
 from bowline.nn.loss.kept import kept_losses
-from bowline.nn.loss.logits import linear_logits
+from bowline.nn.loss.linear_logits import linear_logits
 from bowline.nn.loss.options import (
     Options,
     Reduction,

@@ -11,7 +11,7 @@ import torch
 
 from bowline.nn.loss.first_order import first_order_only
 from bowline.nn.loss.handed import weight_gradient
-from bowline.nn.loss.logits import linear_logits
+from bowline.nn.loss.linear_logits import linear_logits
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.reference import without
 

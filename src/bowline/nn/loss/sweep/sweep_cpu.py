@@ -32,7 +32,7 @@ MOST_ROWS = 1024
 MOST_SUMS = 8
 """Chunks that are added up in the dtype of the matrix where that is half precision; more are added up in float32.
 
-Each sum is rounded: after 18 chunks of bf16 a row of the gradient was 2.3 times as far off as eager's, after 512 it had
+Each sum is rounded: after 16 chunks of bf16 a row of the gradient was 2.3 times as far off as eager's, after 512 it had
 lost a quarter.
 """
 
