@@ -193,6 +193,33 @@ def test_the_file_itself_given_is_2_as_well(tmp_path: Path, make: Callable[[Path
     assert len(ERROR.findall(result.output)) == 1
 
 
+@pytest.mark.parametrize("inside", ["", "/", "/model.safetensors"], ids=["directory", "slash", "file"])
+@pytest.mark.parametrize("make", [empty, truncated, html_page, unsafe_pickle, link_out], ids=lambda m: m.__name__)
+def test_an_error_says_once_which_of_several_places_it_is_about(
+    tmp_path: Path, make: Callable[[Path], None], inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken").mkdir()
+    make(tmp_path / "broken")
+    tied_gpt2(tmp_path / "whole")
+    monkeypatch.chdir(tmp_path)
+    for broken in ("broken", "./broken"):
+        audited = ("audit", "whole", f"{broken}{inside}", "--output-format")
+        (line,) = ERROR.findall(bowline(*audited, "concise").output)
+        record = json.loads(bowline(*audited, "sarif").output)
+        (told,) = record["runs"][0]["invocations"][0]["toolExecutionNotifications"]
+        for text in (line, told["message"]["text"]):
+            assert text.removeprefix("error: ").startswith((broken, "broken"))
+            assert text.count("broken") == 1
+
+
+def test_a_place_is_said_once_where_rows_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tied_gpt2(tmp_path / "broken")
+    preadv = os.preadv
+    monkeypatch.setattr("bowline.checkpoint.source.os.preadv", lambda fd, b, at: preadv(fd, b, at) if at <= 8 else 0)
+    (line,) = ERROR.findall(bowline("audit", path).output)
+    assert line.startswith(f"error: {path}: model.safetensors: ")
+
+
 def test_a_directory_that_loops_is_2(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert bowline("audit", tmp_path / "loop").exit_code == 2
@@ -202,7 +229,7 @@ def test_the_process_itself_says_one_line_and_no_traceback(tmp_path: Path) -> No
     empty_file(tmp_path)
     done = in_a_process("audit", tmp_path)
     assert (done.returncode, done.stderr) == (2, "")
-    assert done.stdout.startswith("error: model.safetensors: 0 bytes")
+    assert done.stdout.startswith(f"error: {tmp_path}: model.safetensors: 0 bytes")
     assert "Traceback" not in done.stdout
 
 

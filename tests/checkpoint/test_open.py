@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bowline.checkpoint import Checkpoint, open_checkpoint
 from bowline.checkpoint.fileset import FileSet
 from bowline.checkpoint.source import ByteSource, MemoryBytes
 from bowline.checkpoint.write import Bits
-from bowline.errors import CheckpointError, FormatError, NoCheckpointError, UsageError
+from bowline.errors import CheckpointError, FormatError, NoCheckpointError, RemoteError, UsageError
 from tests.checkpoint.pickled import dictionary, saved, tensor
 from tests.checkpoints import GPT2, OWN, WTE, bf16, shards, table, tied_gpt2, write
 
@@ -79,6 +80,19 @@ def test_a_place_that_is_not_there_is_an_error_and_never_the_network(place: str)
     assert caught.value.help
 
 
+@pytest.mark.parametrize("name", ["my-model", "my/model", "my..model"])
+@pytest.mark.parametrize("offline", [True, False], ids=["offline", "unreachable"])
+def test_a_path_that_was_mistyped_and_looks_like_a_name_on_the_hub_is_said_not_to_be_here(
+    monkeypatch: pytest.MonkeyPatch, name: str, offline: bool
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    kind = UsageError if ".." in name else RemoteError
+    with pytest.raises(kind, match=f"{re.escape(name)}.*; and there is no such path here"):
+        open_checkpoint(name)
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "tokenizer.json", "loop"])
 def test_a_file_that_is_no_model_is_an_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "notes.txt").touch()
@@ -106,6 +120,13 @@ def test_a_checkpoint_that_cannot_be_read_lets_go_of_its_files() -> None:
     with pytest.raises(NoCheckpointError):
         Checkpoint(files)
     assert files.closed == 1
+
+
+@pytest.mark.parametrize("inside", ["", "model.safetensors"])
+def test_a_file_that_cannot_be_read_is_told_with_its_checkpoint(tmp_path: Path, inside: str) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(FormatError, match=f"^{re.escape(str(tmp_path))}[:/] ?model.safetensors: 0 bytes"):
+        open_checkpoint(tmp_path / inside)
 
 
 # --- values ---------------------------------------------------------------------------------------------------------

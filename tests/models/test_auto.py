@@ -83,6 +83,7 @@ def test_an_unknown_architecture_is_named_beside_what_there_is(config: dict[str,
     for call in (load, load_config):
         with pytest.raises(ConfigError) as caught:
             call(tmp_path)
+        assert str(caught.value).startswith(f"{tmp_path}: config: ")
         assert repr(config.get("model_type")) in str(caught.value)
         assert "LlamaForCausalLM" in str(caught.value) or "architectures" not in config or config["architectures"] == 3
         assert "GPT2LMHeadModel" in str(caught.value)

@@ -15,11 +15,12 @@ from bowline.checkpoint.dtypes import BITS, decode
 from bowline.checkpoint.fileset import FileSet
 from bowline.checkpoint.lint import Lint, LintKind
 from bowline.checkpoint.local import LocalDirectory
+from bowline.checkpoint.located import located
 from bowline.checkpoint.source import ByteSource, LocalFile
 from bowline.checkpoint.strict_json import loads
 from bowline.checkpoint.tensor import StoredTensor
 from bowline.checkpoint.weights import INDEX_SUFFIX, Weights, is_weight_file, read_weights
-from bowline.errors import CheckpointError, FormatError, NoCheckpointError, UsageError
+from bowline.errors import BowlineError, CheckpointError, FormatError, NoCheckpointError, UsageError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -65,9 +66,10 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
         from bowline.checkpoint.hub import HubRepository  # the network is for those who ask for it
 
         try:
-            return Checkpoint(HubRepository.open_repository(name))
-        except NoCheckpointError as error:
-            raise NoCheckpointError(f"{error.message}; and there is no such path here", help=error.help) from None
+            repository = HubRepository.open_repository(name)
+        except BowlineError as error:  # a path that was mistyped looks like a name on the Hub
+            raise type(error)(f"{error.message}; and there is no such path here", help=error.help) from None
+        return Checkpoint(repository)
     raise NoCheckpointError(
         f"{name}: no such file or directory", help="check the path, or give a Hub repository as org/name"
     )
@@ -87,8 +89,10 @@ class Checkpoint(Closing):
         self._maps: dict[str, memoryview] = {}
         try:
             self._weights: Weights = read_weights(files, only)
-        except BaseException:
+        except BaseException as error:
             files.close()
+            if isinstance(error, CheckpointError):
+                raise type(error)(located(error.message, self.location), help=error.help) from error
             raise
 
     @property

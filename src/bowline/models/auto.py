@@ -83,7 +83,11 @@ def model_class(config: Mapping[str, Any]) -> Any:
 def class_at(path: str | os.PathLike[str]) -> Any:
     """The class for the checkpoint at `path`; its weights are not read. Raises as `load` does."""
     with open_checkpoint(checked_path(path)) as checkpoint:
-        return model_class(stored_config(checkpoint))
+        config = stored_config(checkpoint)
+        try:
+            return model_class(config)
+        except ConfigError as error:
+            raise ConfigError(f"{checkpoint.location}: {error.message}", help=error.help) from None
 
 
 def checked_path(path: Any) -> Any:

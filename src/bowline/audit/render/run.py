@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from bowline.audit.report import AuditReport
 from bowline.audit.rules import Finding
+from bowline.checkpoint.located import located
 
 __all__ = ["Failure", "Run"]
 
@@ -17,6 +18,11 @@ class Failure:
     path: str
     message: str
     help: str | None
+
+    @property
+    def told(self) -> str:
+        """The message, with the place in it once."""
+        return located(self.message, self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

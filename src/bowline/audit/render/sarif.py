@@ -47,8 +47,7 @@ def render_sarif(run: Run) -> str:
                     {
                         "executionSuccessful": not run.failures,
                         "toolExecutionNotifications": [
-                            {"level": "error", "message": {"text": f"{failure.path}: {failure.message}"}}
-                            for failure in run.failures
+                            {"level": "error", "message": {"text": failure.told}} for failure in run.failures
                         ],
                     }
                 ],

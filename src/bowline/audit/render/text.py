@@ -110,7 +110,7 @@ def _place(evidence: Evidence, finding: Finding) -> str:
 
 def _failures(run: Run) -> Iterator[str]:
     for failure in run.failures:
-        yield f"error: {failure.message}" + (f" (help: {failure.help})" if failure.help else "")
+        yield f"error: {failure.told}" + (f" (help: {failure.help})" if failure.help else "")
 
 
 def _footer(run: Run) -> str:
