@@ -339,7 +339,10 @@ class _Machine:
     def _unsafe(self, request: str) -> UnsafePickleError:
         return UnsafePickleError(
             f"{self._where}: the pickle asks {request}, expected only tensors",
-            help=f"do not load this file where it could do harm; if you need it, {CONVERT}",
+            help=(
+                "get the weights as safetensors; torch.load(path, weights_only=True) refuses what could do harm, and "
+                "weights_only=False runs what this file asks for"
+            ),
         )
 
 

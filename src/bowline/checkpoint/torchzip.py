@@ -146,7 +146,7 @@ class TorchArchive:
         if head.startswith(b"version https://git-lfs"):
             raise self._wrong("a Git LFS pointer, expected the file that it points to", "run git lfs pull")
         if head.startswith(b"\x80"):
-            raise self._wrong("a bare pickle, expected the zip archive that torch.save writes", CONVERT)
+            raise self._wrong("a bare pickle, expected the zip archive that torch.save writes")
         raise self._wrong(f"begins with {head[:8]!r}, expected the zip archive that torch.save writes")
 
     def _directory_place(self, tail: bytes) -> tuple[int, int, int]:
