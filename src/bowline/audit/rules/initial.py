@@ -1,4 +1,4 @@
-"""A checkpoint that was never trained: which recipe drew it, and what its first loss will be."""
+"""A checkpoint that looks never trained: which recipe draws so, and what its first loss would be."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ NEAR = 0.04
 """Two standard deviations this near are the same recipe's: a truncated normal is 12 % below a whole one."""
 
 
-@rule("BW405", "untrained-recipe", Severity.INFO)
+@rule("BW405", "untrained-recipe", Severity.INFO, also=Severity.WARNING)
 def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
-    """An untrained table that no recipe draws, or one whose first loss explodes.
+    """A table that looks untrained, and that no recipe draws, or whose first loss explodes.
 
-    What: all rows of the embedding have the length of a fresh draw. Its standard deviation is held against every
-    recipe for models of this family, and the first loss is predicted from it, the tie, and the config's multipliers.
+    What: all rows of the embedding have the length of a fresh draw; after a few steps of training they still do. Its
+    standard deviation is held against every recipe for models of this family, and the first loss is predicted from it,
+    the tie, and the config's multipliers.
 
     Why it hurts: a table's std serves both ends of a tie. At std 1 and a width of 768 the logits have a std of 27.7
     unless they are multiplied by 768^-1/2: one token then has all of each softmax, the first loss is ten times ln V,
@@ -65,12 +66,12 @@ def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
         return
     place = (declaration.embedding,) if tied else (declaration.embedding, declaration.head)
     by = f", as {listed(alike)} draw it," if alike else ""
-    ends = "the head is tied to it" if tied else f"the head was drawn with std {head:.2g}"
+    ends = "the head is tied to it" if tied else f"the head as if with std {head:.2g}"
     if expected.explodes:
         yield Observation(
             message=(
-                f"{declaration.embedding} was drawn with std {std:.2g}{by} and {ends}: the first loss will be about "
-                f"{expected.loss:.0f}, where ln V is {expected.uniform:.1f}"
+                f"{declaration.embedding} looks as if drawn with std {std:.2g}{by} and {ends}: if so, the first loss "
+                f"is about {expected.loss:.0f}, where ln V is {expected.uniform:.1f}"
             ),
             help=(
                 f"logits of std {expected.width:.2g} need a scale or a smaller draw; bowline init-loss shows what each "
@@ -82,7 +83,10 @@ def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
     elif not alike:
         known = listed([f"{value:.2g} ({name})" for name, value in stds.items()], limit=6)
         yield Observation(
-            message=f"{declaration.embedding} was drawn with std {std:.2g}, and no recipe of {shape.family} draws that",
-            help=f"known are {known}; the first loss will be about {expected.loss:.2f}",
+            message=(
+                f"{declaration.embedding} looks as if drawn with std {std:.2g}, and no recipe of {shape.family} draws "
+                "that"
+            ),
+            help=f"known are {known}; if it was drawn so, the first loss is about {expected.loss:.2f}",
             tensors=place,
         )
