@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import inspect
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from bowline.audit.rules import Rule, Severity, all_rules
 from bowline.cli import app
 from tests.checkpoint.pickled import name, saved
 from tests.checkpoints import GPT2, HEAD, OWN, WTE, shards, snapshot, table, tied_gpt2, write
@@ -351,10 +353,17 @@ def test_explain_prints_the_page_of_a_code_in_either_case() -> None:
 
 
 def test_explain_without_a_code_lists_all_of_them() -> None:
-    from bowline.audit.rules import all_rules
-
     lines = bowline("explain").output.splitlines()
     assert [line[:5] for line in lines] == [rule.code for rule in all_rules()]
+    words = {line[:5]: line[7:30].strip() for line in lines}
+    assert (words["BW101"], words["BW113"], words["BW204"]) == ("error", "information", "information or warning")
+    assert bowline("explain", "BW204").output.startswith("BW204 padding-row (information or warning)\n")
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
+def test_explain_says_every_severity_that_a_rule_gives(rule: Rule) -> None:
+    body = inspect.getsource(rule.check).partition("\ndef ")[2]
+    assert {Severity[name] for name in re.findall(r"Severity\.(\w+)", body)} == {rule.also} - {None}
 
 
 def test_the_version_is_printed() -> None:

@@ -381,6 +381,20 @@ def test_without_values_the_text_says_that_they_were_not_read(tmp_path: Path) ->
     assert "unknown  hangs on what was not read" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no tie", "none: the class has no head to tie"),
+        ("no config", "none: the class is not known, and names and shapes show none"),
+        ("an unknown class", "none: the class is not in the table, and names and shapes show none"),
+    ],
+)
+def test_where_there_is_no_tie_the_text_says_why(tmp_path: Path, name: str, said: str) -> None:
+    config = EVIDENCE[name][1]
+    tensors = {"embeddings.word_embeddings.weight": table()} if name == "no tie" else {"other": table()}
+    assert said in render("full", audit(write(tmp_path, tensors, config)))
+
+
 # --- any tables -----------------------------------------------------------------------------------------------------
 
 WORDS_OF = {

@@ -19,11 +19,11 @@ def explain(
     rules = {rule.code: rule for rule in all_rules()}
     if code is None:
         for each in rules.values():
-            typer.echo(f"{each.code}  {each.severity.value:<8} {each.name:<26} {each.summary}")
+            typer.echo(f"{each.code}  {each.severities:<23} {each.name:<26} {each.summary}")
         return
     rule = rules.get(code.upper())
     if rule is None:
         raise UsageError(
             f"{code!r} is no code, expected such as {next(iter(rules))}", help="`bowline explain` lists them"
         )
-    typer.echo(f"{rule.code} {rule.name} ({rule.severity.value})\n\n{rule.page}")
+    typer.echo(f"{rule.code} {rule.name} ({rule.severities})\n\n{rule.page}")

@@ -94,7 +94,7 @@ class Show:
     def _findings(self, report: AuditReport) -> None:
         for finding in report.findings:
             if finding.severity is not Severity.INFO:
-                self._say(f"  {finding.code} {finding.severity.value}: {finding.message}\n    help: {finding.help}")
+                self._say(f"  {finding.code} {finding.severity.word}: {finding.message}\n    help: {finding.help}")
 
     def _hold(self, title: str, report: AuditReport, expected: frozenset[str]) -> None:
         self._rows.append(_Row(title=title, report=report))

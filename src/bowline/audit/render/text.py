@@ -15,8 +15,6 @@ from bowline.audit.rules import Finding, Severity
 
 __all__ = ["render_concise", "render_full"]
 
-WORDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "information"}
-
 
 def render_full(run: Run) -> str:
     """Everything, one checkpoint after another, and a count at the end."""
@@ -29,7 +27,7 @@ def render_full(run: Run) -> str:
 def render_concise(run: Run) -> str:
     """One line a finding: place, code, message."""
     lines = [
-        f"{_place(report.evidence, finding)}: {finding.code} {WORDS[finding.severity]}: {finding.message}"
+        f"{_place(report.evidence, finding)}: {finding.code} {finding.severity.word}: {finding.message}"
         for report in run.reports
         for finding in report.findings
     ]
@@ -48,7 +46,7 @@ def _checkpoint(report: AuditReport) -> Iterator[str]:
             yield f"  {label:<10} {tensor.name} {tensor.dtype} {list(tensor.shape)}"
     yield f"  {'flag':<10} {declaration.flag}"
     if not evidence.ties:
-        yield f"  {'ties':<10} none: the class has no head to tie"
+        yield f"  {'ties':<10} none: {_why_none(evidence)}"
     for tie in evidence.ties:
         yield f"  {'tie':<10} {tie.tie}  {_state(tie)}"
         for loader, targets in evidence.outcomes.items():
@@ -63,9 +61,18 @@ def _checkpoint(report: AuditReport) -> Iterator[str]:
         yield from _geometry(evidence)
     for finding in report.findings:
         yield ""
-        yield f"{finding.code} {WORDS[finding.severity]}: {finding.message}"
+        yield f"{finding.code} {finding.severity.word}: {finding.message}"
         yield f"  --> {_place(evidence, finding)}"
         yield f"  help: {finding.help}"
+
+
+def _why_none(evidence: Evidence) -> str:
+    declaration = evidence.declaration
+    if declaration.loaders:
+        return "the class has no head to tie"
+    if declaration.architecture is None:
+        return "the class is not known, and names and shapes show none"
+    return "the class is not in the table, and names and shapes show none"
 
 
 def _state(tie: TieEvidence) -> str:
@@ -122,7 +129,7 @@ def _footer(run: Run) -> str:
     if not counts:
         return f"Nothing found in {checkpoints}.{unread}"
     kinds = ", ".join(
-        f"{counts[severity]} {WORDS[severity]}{'s' if counts[severity] > 1 and severity is not Severity.INFO else ''}"
+        f"{counts[severity]} {severity.word}{'s' if counts[severity] > 1 and severity is not Severity.INFO else ''}"
         for severity in Severity
         if counts[severity]
     )

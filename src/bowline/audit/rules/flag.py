@@ -118,7 +118,7 @@ def flag_absent(evidence: Evidence) -> Iterator[Observation]:
     )
 
 
-@rule("BW104", "levels-disagree", Severity.WARNING)
+@rule("BW104", "levels-disagree", Severity.WARNING, also=Severity.INFO)
 def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
     """Levels of the config disagree about the flag.
 
@@ -159,7 +159,7 @@ def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
     )
 
 
-@rule("BW105", "redundant-copy", Severity.WARNING)
+@rule("BW105", "redundant-copy", Severity.WARNING, also=Severity.INFO)
 def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
     """A tied target is stored a second time, with the same values.
 
@@ -185,7 +185,7 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
             )
 
 
-@rule("BW106", "both-missing", Severity.ERROR)
+@rule("BW106", "both-missing", Severity.ERROR, also=Severity.WARNING)
 def both_missing(evidence: Evidence) -> Iterator[Observation]:
     """Neither end of a tie is stored.
 
@@ -213,7 +213,7 @@ def both_missing(evidence: Evidence) -> Iterator[Observation]:
             )
 
 
-@rule("BW107", "only-target-stored", Severity.WARNING)
+@rule("BW107", "only-target-stored", Severity.WARNING, also=Severity.ERROR)
 def only_target_stored(evidence: Evidence) -> Iterator[Observation]:
     """Only the target of a tie is stored, not its source.
 
@@ -238,7 +238,7 @@ def only_target_stored(evidence: Evidence) -> Iterator[Observation]:
             )
 
 
-@rule("BW108", "incompatible", Severity.ERROR)
+@rule("BW108", "incompatible", Severity.ERROR, also=Severity.INFO)
 def incompatible(evidence: Evidence) -> Iterator[Observation]:
     """The two ends of a tie have different shapes or dtypes.
 

@@ -19,6 +19,11 @@ class Severity(StrEnum):
     WARNING = "warning"
     INFO = "info"
 
+    @property
+    def word(self) -> str:
+        """As reports for people have it; the value is for machines."""
+        return "information" if self is Severity.INFO else self.value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -64,6 +69,13 @@ class Rule:
     name: str
     severity: Severity
     check: Check
+    also: Severity | None = None
+    """What some cases are instead."""
+
+    @property
+    def severities(self) -> str:
+        """In words: what it finds is this, or that."""
+        return self.severity.word + (f" or {self.also.word}" if self.also else "")
 
     @property
     def page(self) -> str:
@@ -104,13 +116,13 @@ def listed(words: Sequence[str], limit: int = 8) -> str:
 _RULES: dict[str, Rule] = {}
 
 
-def rule(code: str, name: str, severity: Severity) -> Callable[[Check], Check]:
-    """Register a function as the rule `code`."""
+def rule(code: str, name: str, severity: Severity, also: Severity | None = None) -> Callable[[Check], Check]:
+    """Register a function as the rule `code`; some of its cases may have the severity `also`."""
 
     def register(check: Check) -> Check:
         if code in _RULES:
             raise ValueError(f"{code} is {_RULES[code].name} already")
-        _RULES[code] = Rule(code=code, name=name, severity=severity, check=check)
+        _RULES[code] = Rule(code=code, name=name, severity=severity, check=check, also=also)
         return check
 
     return register

@@ -46,7 +46,7 @@ def vocab_size_mismatch(evidence: Evidence) -> Iterator[Observation]:
     )
 
 
-@rule("BW202", "tokenizer-larger", Severity.ERROR)
+@rule("BW202", "tokenizer-larger", Severity.ERROR, also=Severity.WARNING)
 def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
     """The tokenizer has ids that the table has no row for.
 
@@ -108,7 +108,7 @@ def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
         )
 
 
-@rule("BW204", "padding-row", Severity.INFO)
+@rule("BW204", "padding-row", Severity.INFO, also=Severity.WARNING)
 def padding_row(evidence: Evidence) -> Iterator[Observation]:
     """What the padding row holds, and what a tied head makes of it.
 
@@ -136,7 +136,7 @@ def padding_row(evidence: Evidence) -> Iterator[Observation]:
             ),
             help="mask the padding logit where padding must not be written",
             tensors=(evidence.declaration.embedding,),
-            severity=Severity.WARNING if trained else Severity.INFO,
+            severity=Severity.WARNING if trained else None,
         )
     elif padding.row_class.value in ("mean", "copy", "init-like", "trained"):
         word = f"a copy of row {padding.copy_of}" if padding.copy_of is not None else padding.row_class.value
@@ -174,7 +174,7 @@ def duplicate_rows(evidence: Evidence) -> Iterator[Observation]:
             )
 
 
-@rule("BW206", "zero-rows", Severity.INFO)
+@rule("BW206", "zero-rows", Severity.INFO, also=Severity.WARNING)
 def zero_rows(evidence: Evidence) -> Iterator[Observation]:
     """Rows of zeros beside the padding row.
 
