@@ -31,6 +31,12 @@ def test_a_line_and_a_sentence_for_each_recipe_and_tie() -> None:
     assert "explodes" in lines[8]
 
 
+def test_of_several_sizes_a_sentence_says_which_it_is_about() -> None:
+    lines = run("--family", "t5", "--recipe", "t5x", "--tied", *SMALL, "--vocab-size", "500").splitlines()
+    assert [line.split()[2] for line in lines[1:3]] == ["300", "500"]
+    assert [line.split(":")[0] for line in lines[4:]] == ["t5x, tied, V 500, d 64"]
+
+
 def test_json_has_every_number() -> None:
     content = json.loads(run("--family", "gpt2", "--recipe", "vaswani", "--tied", "--output-format", "json", *SMALL))
     assert content["version"] == 1

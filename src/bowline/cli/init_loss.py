@@ -128,10 +128,14 @@ def _line(row: Comparison) -> str:
 
 
 def _conclusions(rows: list[Comparison]) -> list[str]:
-    """A sentence for each recipe and tie, at the largest size."""
+    """A sentence for each recipe and tie, at the largest size, which is named where there are several."""
+    several = len({(row.vocab_size, row.hidden_size) for row in rows}) > 1
     last = {(row.recipe.name, row.tied): row for row in sorted(rows, key=lambda row: (row.vocab_size, row.hidden_size))}
     return [
-        f"{row.recipe.name}, {'tied' if row.tied else 'untied'}: {row.expected.conclusion}." for row in last.values()
+        f"{row.recipe.name}, {'tied' if row.tied else 'untied'}"
+        + (f", V {row.vocab_size}, d {row.hidden_size}" if several else "")
+        + f": {row.expected.conclusion}."
+        for row in last.values()
     ]
 
 
