@@ -21,7 +21,9 @@ def study(
         list[str] | None, typer.Argument(metavar="[QUESTION]...", help="Which questions; all unless given.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A directory for the report, the figures and what is kept.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Minutes on two cores, where the whole takes a day.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Minutes on two cores; the whole is estimated at a day on one.")
+    ] = False,
     listed: Annotated[bool, typer.Option("--list", help="Print the questions and exit.")] = False,
 ) -> None:
     """Answer questions about the tie by measurement: numbers, a figure and two sentences for each.

@@ -183,7 +183,7 @@ def _conclusion(numbers: Numbers) -> str:
 QUESTION = Question(
     name="bert-head",
     asks="How are the decoder's weights of BERT's head determined, and is a cloned decoder trained further?",
-    thread="BERT's head for masked tokens: is there a reasoning for cloning the weights?",
+    thread="Understanding BertLMPredictionHead",
     run=_run,
     plot=_plot,
     conclusion=_conclusion,

@@ -220,7 +220,7 @@ def _file_difference(row: dict[str, Any]) -> bool:
 QUESTION = Question(
     name="flag",
     asks="What exactly does the parameter tie_word_embeddings do?",
-    thread="tie_word_embeddings: what does it do?",
+    thread="What is the tie_word_embeddings option exactly doing?",
     run=_run,
     plot=_plot,
     conclusion=_conclusion,

@@ -108,7 +108,7 @@ def _conclusion(numbers: Numbers) -> str:
 QUESTION = Question(
     name="gradient",
     asks="One matrix is trained from two ends: where does its gradient come from?",
-    thread="tie_word_embeddings: what does it do?",
+    thread="BERT embeddings for padding token not 0?",
     run=_run,
     plot=_plot,
     conclusion=_conclusion,

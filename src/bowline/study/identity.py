@@ -137,7 +137,7 @@ def _conclusion(numbers: Numbers) -> str:
 QUESTION = Question(
     name="identity",
     asks="Is Embedding * Embedding^T = I necessarily true-ish?",
-    thread="tie_word_embeddings: what does it do?",
+    thread="What is the tie_word_embeddings option exactly doing?",
     run=_run,
     plot=_plot,
     conclusion=_conclusion,
