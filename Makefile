@@ -106,4 +106,4 @@ families: $(PEERS)/transformers-4.57.1/ready $(PEERS)/transformers-5.23.0/ready
 	$(PYTHON) tools/generate_families.py $(PEERS)/transformers-4.57.1/bin/python $(PEERS)/transformers-5.23.0/bin/python
 
 clean:
-	rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build .mypy_cache .pytest_cache .ruff_cache .hypothesis
