@@ -23,7 +23,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_run_and_print_the_lists_that_they_show(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     place = tmp_path / "path" / "to" / "checkpoint"
     place.parent.mkdir(parents=True)
@@ -31,6 +33,8 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     namespace: dict[str, object] = {}  # a page is read from its top
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), namespace)
+        printed = capsys.readouterr().out.splitlines()
+        assert [shown for shown in re.findall(r"# (\[.*\])$", block, re.MULTILINE) if shown not in printed] == []
 
 
 def test_readme_shows_the_end_of_the_demo(minilm: Path) -> None:
@@ -58,6 +62,20 @@ def test_readme_names_only_targets_that_the_makefile_has() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"(?:`|\$ )make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"))):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_predictions_for_t5_are_those_that_init_loss_prints() -> None:
+    from bowline.study.initial_loss import compare
+
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| `(\S+)` \| (\w+) \| ([\d.]+) \| .*? \| (.*)\. \|$", page, re.MULTILINE)
+    rows = list(compare("t5", draws=0))
+    ends = ["tied" if row.tied else "untied" for row in rows]
+    assert [(recipe, head) for recipe, head, *_ in shown] == [
+        (row.recipe.name, end) for row, end in zip(rows, ends, strict=True)
+    ]
+    assert [float(loss) for *_, loss, _ in shown] == pytest.approx([row.expected.loss for row in rows], rel=0, abs=6e-4)
+    assert [said for *_, said in shown] == [row.expected.conclusion for row in rows]
 
 
 def test_the_table_of_recipes_is_the_data() -> None:
