@@ -163,8 +163,8 @@ def test_what_cannot_run_says_why(gpt2: Path, tmp_path: Path) -> None:
     where = str(gpt2)
     assert "no head for masks" in refused("fill-mask", where, "a [MASK]")
     assert "has no tokens" in refused("generate", where, "")
-    assert "seed=1, and nothing is drawn" in refused("generate", where, TEXT, "--seed", "1")
-    assert "top_p=2.0" in refused("generate", where, TEXT, "--top-p", "2")
+    assert "--seed 1, and nothing is drawn" in refused("generate", where, TEXT, "--seed", "1")
+    assert "--top-p 2.0" in refused("generate", where, TEXT, "--top-p", "2")
     assert "device 'nowhere'" in refused("generate", where, TEXT, "--device", "nowhere")
     assert "the table of positions has 64" in refused("generate", where, TEXT, "--max-new-tokens", "400")
     model = GPT2LMHeadModel.from_pretrained(gpt2)
@@ -174,9 +174,32 @@ def test_what_cannot_run_says_why(gpt2: Path, tmp_path: Path) -> None:
     assert "no head for next tokens" in refused("generate", str(tmp_path), TEXT)
 
 
+def test_an_error_names_the_options_and_not_the_librarys_arguments(gpt2: Path) -> None:
+    def said(*more: str) -> str:
+        return refused("generate", str(gpt2), TEXT, *more)
+
+    assert said("--temperature", "-1") == (
+        "--temperature -1.0: expected a number above 0 (help: for the likeliest token, --greedy)"
+    )
+    assert "(help: --max-new-tokens " in said("--max-new-tokens", "400")
+    assert said("--top-k", "2", "--num-beams", "3").startswith("draws and --num-beams 3: beams are not sampled")
+
+
+def test_without_a_number_there_are_forty_new_tokens_or_as_many_as_there_are_positions_for(gpt2: Path) -> None:
+    tokenizer = Tokenizer.from_pretrained(gpt2)
+    for text, least, most in ((TEXT[:3], 40, 40), (TEXT, 2, 39), (f"{TEXT} {TEXT}", 2, 20)):
+        room = 64 - len(tokenizer.encode(text)) + 1
+        number = min(40, room)
+        assert least <= number <= most
+        assert run("generate", str(gpt2), text) == run("generate", str(gpt2), text, "--max-new-tokens", str(number))
+        assert f"--max-new-tokens {room} at most" in refused(
+            "generate", str(gpt2), text, "--max-new-tokens", str(room + 1)
+        )
+
+
 def test_what_bert_cannot_do_says_why(bert: Path) -> None:
     assert "no [MASK] in the text" in refused("fill-mask", str(bert), "the knot")
-    assert "top_k=0" in refused("fill-mask", str(bert), "the [MASK]", "--top-k", "0")
+    assert "--top-k 0: expected" in refused("fill-mask", str(bert), "the [MASK]", "--top-k", "0")
     assert "no head for next tokens" in refused("generate", str(bert), TEXT)
 
 

@@ -60,7 +60,7 @@ def test_the_plot_is_written(tmp_path: Path) -> None:
     [
         (["--recipe", "none"], "the recipe 'none': expected one of"),
         (["--recipe", "transformers-t5-forced-tie", "--untied"], "not for a head that is untied"),
-        (["--vocab-size", "0"], "vocab_size 0: expected at least 2"),
+        (["--vocab-size", "0"], "--vocab-size 0: expected at least 2"),
     ],
 )
 def test_what_cannot_be_is_an_error_of_ours(arguments: list[str], told: str) -> None:

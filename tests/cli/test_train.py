@@ -87,7 +87,7 @@ def test_wrong_options_are_errors_of_ours(config: Path, data: Path, tmp_path: Pa
         (["--steps", "3"], "no family: expected one of"),
         ([], "no family: expected one of"),
         (["--family", "gpt2", "--head-bias", "unigram"], "the head of a gpt2 has no bias"),
-        (["--family", "gpt2", "--recipe", "t6"], "recipe='t6'"),
+        (["--family", "gpt2", "--recipe", "t6"], "--recipe 't6'"),
         (["--family", "gpt2", "--data", str(tmp_path / "none")], "none: is not there"),
         (["--config", str(tmp_path / "none.json")], "none.json: cannot be read"),
         (["--config", str(config), "--device", "abacus"], "device 'abacus'"),
@@ -101,6 +101,31 @@ def test_wrong_options_are_errors_of_ours(config: Path, data: Path, tmp_path: Pa
     with pytest.raises(UsageError, match=r"strange\.json: 'lenght' is no key of a training run .*perhaps length"):
         run("--config", strange, "--out", out)
     assert not (out / "model.safetensors").exists()
+
+
+def test_an_error_names_what_was_given_as_it_was_given(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for arguments, said in (
+        (["--mask-share", "0.3"], "--mask-share 0.3: a gpt2 is trained without masks"),
+        (["--tokenizer", "x", "--vocab-size", "500"], "--tokenizer and --vocab-size: a tokenizer that is taken"),
+        (["--tokenizer", "x"], "--tokenizer and vocab_size: a tokenizer that is taken"),  # the second by the file
+        (["--untie", "--untie-at-step", "2"], "--untie-at-step and --untie: there is no tie to undo"),
+        (["--steps", "0"], "--steps 0: expected a whole number from 1"),
+    ):
+        with pytest.raises(UsageError) as error:
+            run("--config", config, *arguments, "--out", out)
+        assert str(error.value).startswith(said)
+    strange = tmp_path / "strange.json"
+    strange.write_text(json.dumps({"family": "gpt2", "steps": 0}))
+    with pytest.raises(UsageError, match=r"^steps=0: expected"):
+        run("--config", strange, "--out", out)
+
+
+def test_a_short_model_can_be_tried_as_the_last_line_says(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run("--config", config, "--out", out, "--length", 16)
+    said = CliRunner().invoke(app, ["generate", str(out), "def "], catch_exceptions=False)
+    assert said.exit_code == 0
 
 
 def test_an_option_that_is_none_ends_with_two(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_without_draws_it_only_predicts() -> None:
         ({"family": "mamba"}, "the family 'mamba': expected one of bert"),
         ({"family": "gpt2", "recipes": ["gpt3"]}, "the recipe 'gpt3': expected one of"),
         ({"family": "t5", "recipes": ["transformers-t5-forced-tie"], "ties": [False]}, "not for a head that is untied"),
-        ({"family": "t5", "vocab_sizes": [1]}, "vocab_size 1: expected at least 2"),
+        ({"family": "t5", "vocab_sizes": [1]}, "vocab_size=1: expected at least 2"),
         ({"family": "t5", "num_layers": 0}, "0 layers and 3 draws: expected"),
     ],
 )

@@ -9,15 +9,19 @@ import typer
 
 from bowline.audit.render.printable import printable
 from bowline.cli.needs import needs_torch
+from bowline.cli.options import in_options
 from bowline.errors import UsageError
 
 __all__ = ["generate"]
 
 
+@in_options({"do_sample=False": "--greedy", "do_sample=True": "draws"})
 def generate(
     path: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint: a directory, or org/name[@revision].")],
     text: Annotated[str, typer.Argument(help="What to go on from; of a T5, what to answer.")],
-    max_new_tokens: Annotated[int, typer.Option(help="At most so many new tokens.")] = 40,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="At most so many new tokens; 40 unless given, or as many as there is room for.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="Draw tokens; below 1, likely ones more often.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest with this much probability.")] = None,
@@ -32,7 +36,6 @@ def generate(
     with needs_torch("generate"):
         from bowline.models.generation.text import text_pieces
     options: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
         "num_beams": num_beams,
         "length_penalty": length_penalty,
         "repetition_penalty": repetition_penalty,
@@ -44,7 +47,7 @@ def generate(
         raise UsageError(f"--greedy takes the likeliest token, --{option} draws one", help="leave one of them out")
     if drawn or greedy:
         options["do_sample"] = not greedy
-    pieces = text_pieces(path, text, device=device, seed=seed, **drawn, **options)
+    pieces = text_pieces(path, text, device=device, seed=seed, max_new_tokens=max_new_tokens, **drawn, **options)
     if sys.stdout.isatty():
         for piece in pieces:
             typer.echo(shown(piece), nl=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bowline.cli.needs import needs_torch
+from bowline.cli.options import in_options
 
 if TYPE_CHECKING:
     from bowline.study.initial_loss import Comparison
@@ -34,6 +35,7 @@ class FamilyName(StrEnum):
     LSTM = "lstm"
 
 
+@in_options()
 def init_loss(
     family: Annotated[FamilyName, typer.Option(help="Which family's model.")],
     recipe: Annotated[

@@ -11,6 +11,7 @@ import typer
 
 from bowline.audit.render.printable import printable
 from bowline.cli.needs import needs_torch
+from bowline.cli.options import in_options
 
 if TYPE_CHECKING:
     from bowline.train.run import Outcome, Plan
@@ -65,6 +66,7 @@ TRY = {
 }
 
 
+@in_options({"tie=false": "--untie"})
 def train(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the model goes: a new directory.")],
     family: Annotated[Family | None, typer.Option(help="Which family's model.")] = None,

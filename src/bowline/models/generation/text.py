@@ -22,15 +22,24 @@ from bowline.models.tokenizer import Tokenizer
 __all__ = ["GENERATION", "filled_text", "text_pieces"]
 
 GENERATION = "generation_config.json"
+NEW_TOKENS = 40
+"""Where no number is given."""
 
 
 def text_pieces(
-    path: str | os.PathLike[str], text: str, *, device: str = "cpu", seed: int | None = None, **options: Any
+    path: str | os.PathLike[str],
+    text: str,
+    *,
+    device: str = "cpu",
+    seed: int | None = None,
+    max_new_tokens: int | None = None,
+    **options: Any,
 ) -> Iterator[str]:
     """The text and what follows it, piece by piece as it comes; behind an encoder, what follows alone.
 
     A space at the end of the text is not given to the model where it is a token of its own: to byte-level models a
     space belongs to the word after it, so the first new token is one that begins with it.
+    Where no `max_new_tokens` are given there are 40 at most, or as many as the table of positions has room for.
     `options` are those of `GenerationMixin.generate`; beams come as one piece. Where they say nothing of `do_sample`,
     the checkpoint's `generation_config.json` says whether tokens are drawn, and how.
 
@@ -63,6 +72,7 @@ def text_pieces(
         if not -(2**63) <= seed < 2**64:
             raise UsageError(f"seed={seed}: expected a number of 64 bits", help="any from 0 will do")
         options["generator"] = torch.Generator(model.device).manual_seed(seed)
+    options["max_new_tokens"] = _room(model, len(ids)) if max_new_tokens is None else max_new_tokens
     prompt = torch.tensor([ids], device=model.device)
     options["attention_mask"] = torch.ones_like(prompt)  # the text is all there is: nothing in it is padding
     if options.get("num_beams", 1) == 1:
@@ -70,6 +80,12 @@ def text_pieces(
     else:
         new = model.generate(prompt, **options)[0, 1 if cross else len(ids) :].tolist()
     return _pieces(tokenizer, new, "" if cross else text, [] if cross else ids)
+
+
+def _room(model: Any, prompt: int) -> int:
+    """The usual number of new tokens, or what fits behind the prompt: the last one needs no position."""
+    table = None if model.config.is_encoder_decoder else getattr(model.config, "max_position_embeddings", None)
+    return NEW_TOKENS if table is None else max(1, min(NEW_TOKENS, table - prompt + 1))
 
 
 def _stated_draws(path: str | os.PathLike[str]) -> dict[str, Any]:

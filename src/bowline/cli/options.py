@@ -1,0 +1,56 @@
+"""Errors of the library in the words of the command line: what is `top_k=0` there is `--top-k 0` here."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from bowline.errors import UsageError
+
+__all__ = ["in_options"]
+
+Verb = TypeVar("Verb", bound=Callable[..., None])
+
+
+def in_options(phrases: Mapping[str, str] | None = None) -> Callable[[Verb], Verb]:
+    """A verb whose errors name the options that were given, as they were given.
+
+    A name that was not given stays as the library has it: its value is from a file. `phrases` are what else is said
+    otherwise here.
+    """
+
+    def wrap(verb: Verb) -> Verb:
+        signature = inspect.signature(verb)
+
+        @functools.wraps(verb)
+        def run(*arguments: Any, **options: Any) -> None:
+            try:
+                verb(*arguments, **options)
+            except UsageError as error:
+                values = signature.bind(*arguments, **options).arguments
+                given = [name for name, value in values.items() if value != signature.parameters[name].default]
+                told = functools.partial(_told, given=given, phrases=phrases or {})
+                raise UsageError(told(error.message), help=error.help and told(error.help)) from None
+
+        return run  # type: ignore[return-value]
+
+    return wrap
+
+
+def _told(text: str, given: list[str], phrases: Mapping[str, str]) -> str:
+    if not given:
+        return text
+    for phrase, option in phrases.items():
+        text = text.replace(phrase, option)
+    names = "|".join(name.removesuffix("_") for name in given)
+    text = re.sub(rf"(?<![\w.-])({names})=('[^']*'|[^\s:;,)]+)", lambda at: f"{_option(at[1])} {at[2]}", text)
+    for one in (rf"^({names})(?= and [\w-]+[: ])", rf"(?<= and )({names})(?=: )"):  # "tokenizer and vocab_size: ..."
+        text = re.sub(one, lambda at: _option(at[1]), text, count=1)
+    return text
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
