@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from bowline.audit import audit
 from bowline.errors import CheckpointError, ConfigError, UsageError
-from bowline.models import BertForMaskedLM, Tokenizer, load
+from bowline.models import BertForMaskedLM, GPT2Config, GPT2LMHeadModel, Tokenizer, load
 from bowline.models.generation.text import filled_text, text_pieces
 from bowline.train.build import batches_for, model_for
 from bowline.train.config import TrainConfig
@@ -266,6 +266,31 @@ def test_a_directory_of_something_else_is_refused_and_untouched(resume: bool, da
     with pytest.raises(UsageError, match="is not a directory"):
         train(tiny("gpt2", data), tmp_path / "thesis.tex", resume=resume)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
+def test_an_error_before_anything_was_made_leaves_nothing(there: bool, data: str, tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "out"
+    if there:
+        out.mkdir(parents=True)
+    GPT2LMHeadModel(GPT2Config(vocab_size=300, **TINY["gpt2"])).save_pretrained(tmp_path / "bare")
+    before = sorted(tmp_path.rglob("*"))
+    for wrong, said in (
+        ({"vocab_size": 30_000}, "vocab"),
+        ({"vocab_size": None, "init_from": str(tmp_path / "bare"), "model": {}}, "no tokenizer"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            train(tiny("gpt2", data, **wrong), out)
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_where_there_is_nothing_to_go_on_with_a_resumed_run_says_that_it_begins(data: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    train(tiny("gpt2", data), tmp_path / "out", resume=True, say=said.append)
+    assert said[0] == f"{tmp_path / 'out'}: no checkpoint of a run to go on from, a new run begins"
+    said.clear()
+    train(tiny("gpt2", data), tmp_path / "out", resume=True, say=said.append)
+    assert not any("begins" in line for line in said)
 
 
 # --- text -------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ RUN = "run.json"
 
 
 @contextmanager
-def taken(place: Path, config: TrainConfig, survey: Survey, *, resume: bool) -> Iterator[None]:
-    """Hold `place` for this run; nothing in it is changed where it is another's.
+def taken(place: Path, config: TrainConfig, survey: Survey, *, resume: bool) -> Iterator[bool]:
+    """Hold `place` for this run, and say whether it goes on with one; nothing in it is changed where it is another's.
+
+    An error before anything was made there leaves nothing there, and no directory that was not there before.
 
     Raises:
         UsageError: it holds something else, another run, a trained model that nobody asked to go on with, or another
@@ -33,8 +35,10 @@ def taken(place: Path, config: TrainConfig, survey: Survey, *, resume: bool) -> 
     """
     if os.path.lexists(place) and not place.is_dir():
         raise UsageError(f"{place}: is not a directory", help="give another name")
+    new = [path for path in (place, *place.parents) if not path.exists()]
     with locked(place):
         before = stated(place / RUN)
+        goes_on = False
         if before is None or not isinstance(before.get("config"), dict) or "text" not in before:
             _refuse_what_is_there(place)
             _begin(place, config, survey)
@@ -42,6 +46,7 @@ def taken(place: Path, config: TrainConfig, survey: Survey, *, resume: bool) -> 
             if not resume:
                 raise UsageError(f"{place}: holds a run", help="--resume goes on with it, or give another directory")
             _refuse_another(place, before, config, survey)
+            goes_on = True
         elif (place / "config.json").exists():
             raise UsageError(
                 f"{place}: holds a model that was trained, and no checkpoint to go on from",
@@ -49,7 +54,12 @@ def taken(place: Path, config: TrainConfig, survey: Survey, *, resume: bool) -> 
             )
         else:  # a run that has come to no checkpoint has nothing to lose
             _begin(place, config, survey)
-        yield
+        try:
+            yield goes_on
+        except BaseException:
+            if before is None:
+                _leave_nothing(place, new)
+            raise
 
 
 def stated(path: Path) -> dict[str, Any] | None:
@@ -70,6 +80,15 @@ def _begin(place: Path, config: TrainConfig, survey: Survey) -> None:
         staged.replace(place / RUN)
     except OSError as error:
         raise cannot_write(place, error) from error
+
+
+def _leave_nothing(place: Path, new: list[Path]) -> None:
+    """Take back what says that a run is here, where that is all there is, and then the directories that are new."""
+    with suppress(OSError):
+        if [path.name for path in place.iterdir()] == [RUN]:
+            (place / RUN).unlink()
+            for directory in new:
+                directory.rmdir()
 
 
 def _refuse_what_is_there(place: Path) -> None:

@@ -77,7 +77,7 @@ class Plan:
             f"model     {config.family} {config.size}: {self.model.num_parameters():,} parameters, {self._tied()}",
             f"weights   {drawn}, seed {config.seed}",
             f"optimizer {decay_groups(self.model, config.value('embedding_rate'))}",
-            f"training  {steps:,} steps of {each}{rows} x {config.value('length')} tokens, "
+            f"training  {steps:,} step{'s' * (steps != 1)} of {each}{rows} x {config.value('length')} tokens, "
             f"{steps / self.batches.epoch:.2g} times the text",
         ]
 
@@ -169,7 +169,7 @@ def train(
     Args:
         config: see `TrainConfig`.
         out: a new directory, or an empty one.
-        resume: go on with the run in `out`, where there is one.
+        resume: go on with the run in `out`; where there is none, one begins, and `say` is told.
         say: is given a line before each part that takes its time.
         told: is given the plan, before the first step.
         log: is given each record of the loop.
@@ -188,7 +188,9 @@ def train(
         check_model(config)
         if processes.first:
             corpus = find_text(config.data, strict=config.strict, without=place)
-            stack.enter_context(taken(place, config, corpus.survey, resume=resume))
+            goes_on = stack.enter_context(taken(place, config, corpus.survey, resume=resume))
+            if resume and not goes_on and say is not None:
+                say(f"{place}: no checkpoint of a run to go on from, a new run begins")
             text = prepare(config, place, corpus, say)
         processes.total([0.0])  # the others wait until it is there
         if not processes.first:
