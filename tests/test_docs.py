@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from bowline.audit.outcomes import Fate
 from bowline.audit.rules import Rule, all_rules
@@ -76,6 +78,19 @@ def test_the_predictions_for_t5_are_those_that_init_loss_prints() -> None:
     ]
     assert [float(loss) for *_, loss, _ in shown] == pytest.approx([row.expected.loss for row in rows], rel=0, abs=6e-4)
     assert [said for *_, said in shown] == [row.expected.conclusion for row in rows]
+
+
+def test_every_option_and_every_key_of_training_is_on_its_page() -> None:
+    from bowline.cli import app
+    from bowline.train.config import TrainConfig
+
+    page = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
+    verb = get_command(app).commands["train"]  # type: ignore[attr-defined]
+    options = [option for param in verb.params for option in (*param.opts, *param.secondary_opts)]
+    assert len(options) > 30
+    assert [option for option in options if not re.search(rf"{option}(?![\w-])", page)] == []
+    keys = [field.name for field in fields(TrainConfig) if f"--{field.name.replace('_', '-')}" not in options]
+    assert [key for key in keys if f"`{key}`" not in page] == []
 
 
 def test_the_table_of_recipes_is_the_data() -> None:

@@ -80,8 +80,10 @@ def train(
         typer.Option(metavar="FILE", help="JSON with any of these options; those given here come first."),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps; of the size unless given.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the model, of the order of the text, of dropout.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Draws the model, the order of the text, and dropout.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in DIR; where there is none, begin it.")
+    ] = False,
     tie: Annotated[bool | None, typer.Option("--tie/--untie", help="The head is the embedding, or its own.")] = None,
     untie_at_step: Annotated[int | None, typer.Option(help="The head becomes its own after so many steps.")] = None,
     recipe: Annotated[str | None, typer.Option(help="How the model is drawn; see docs/recipes.md.")] = None,
@@ -91,26 +93,40 @@ def train(
         HeadBias | None, typer.Option(help="What the head's bias begins at; of the size unless given.")
     ] = None,
     mask_share: Annotated[
-        float | None, typer.Option(help="Of bert and t5: of the tokens, how many are hidden.")
+        float | None, typer.Option(help="Of bert and t5: the share of the tokens that is hidden.")
     ] = None,
-    random_tokens: Annotated[RandomTokens | None, typer.Option(help="Of bert: with special tokens or not.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Take it from here, train none.")] = None,
+    random_tokens: Annotated[
+        RandomTokens | None,
+        typer.Option(help="Of bert: which tokens may stand in for a hidden one; all, or ordinary: no special ones."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Take the tokenizer from here, and train none.")
+    ] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of a new tokenizer, exactly.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of an input.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Inputs of a batch.")] = None,
     accumulation: Annotated[int | None, typer.Option(help="Batches of a step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="The highest, after warm-up.")] = None,
-    embedding_rate: Annotated[float | None, typer.Option(help="Times that, of the embedding.")] = None,
-    warmup_steps: Annotated[int | None, typer.Option(help="Of a tenth of the steps, at most 100.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Of matrices, the tied one among them.")] = None,
-    clip: Annotated[float | None, typer.Option(help="The longest gradient; 0 for any.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="The highest, after the warm-up; of the size unless given.")
+    ] = None,
+    embedding_rate: Annotated[
+        float | None,
+        typer.Option(help="The embedding's rate, as a multiple of the learning rate; of the size unless given."),
+    ] = None,
+    warmup_steps: Annotated[
+        int | None, typer.Option(help="Steps in which the rate rises; a tenth of all, at most 100, unless given.")
+    ] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Decay of matrices, the tied one among them.")] = None,
+    clip: Annotated[float | None, typer.Option(help="The norm to which a longer gradient is cut; 0 for none.")] = None,
     bf16: Annotated[bool | None, typer.Option("--bf16", help="Autocast to bfloat16.")] = None,
     compile_: Annotated[bool | None, typer.Option("--compile", help="torch.compile the model.")] = None,
     activation_checkpointing: Annotated[
         bool | None, typer.Option("--activation-checkpointing", help="Less memory, more time.")
     ] = None,
     strict: Annotated[bool | None, typer.Option("--strict", help="Refuse bytes and files that are no text.")] = None,
-    held_out_share: Annotated[float | None, typer.Option(help="Of the text, never trained on.")] = None,
+    held_out_share: Annotated[
+        float | None, typer.Option(help="The share of the text that is never trained on.")
+    ] = None,
     log_every: Annotated[int | None, typer.Option(help="Steps between records.")] = None,
     evaluate_every: Annotated[int | None, typer.Option(help="Steps between held-out evaluations.")] = None,
     save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
@@ -176,7 +192,7 @@ def _end(family: str, outcome: Outcome) -> list[str]:
     of = {"bert": " of hidden tokens", "t5": " of hidden spans"}.get(family, "")
     seen = f"held-out perplexity{of} {outcome.perplexity:.4g} (loss {loss:.4f})" if loss is not None else "trained"
     return [
-        f"{seen} after {outcome.result.step:,} steps; the model is in {place}",
+        f"{seen} after {outcome.result.step:,} step{'s' * (outcome.result.step != 1)}; the model is in {place}",
         f"try: {TRY[family].format(place)}",
         f"     bowline audit {place}",
     ]
