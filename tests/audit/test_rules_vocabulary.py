@@ -76,7 +76,7 @@ def test_bw202_an_added_token_without_a_row(tmp_path: Path) -> None:
     path = write(tmp_path, {WTE: table()}, GPT2, files={"tokenizer": tokenizer(63, added=64)})
     found = one(path, "BW202")
     assert (found.severity, found.tensors, found.file) == (Severity.WARNING, (WTE,), "tokenizer.json")
-    assert "1 ids beyond the table's 64 rows, up to 64 ('<new>')" in found.message
+    assert "1 id beyond the table's 64 rows, up to 64 ('<new>')" in found.message
 
 
 @pytest.mark.parametrize("file", ["vocab", "added_tokens"])
@@ -204,7 +204,7 @@ def test_bw207_one_value_that_is_not_finite(tmp_path: Path, bad: float) -> None:
     row[7] = bad
     found = one(write(tmp_path, {WTE: with_rows({10: row})}, GPT2), "BW207")
     assert (found.severity, found.tensors, found.fixable) == (Severity.ERROR, (WTE,), False)
-    assert "1 rows with NaN or infinite values (10)" in found.message
+    assert "1 row with NaN or infinite values (10)" in found.message
 
 
 def test_bw207_is_not_said_of_the_largest_number(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_what_the_class_has_no_place_for_is_reported(saved: Path, caplog: pytest
 
 
 def test_tensors_of_another_shape_are_refused_or_drawn(saved: Path, model: GPT2LMHeadModel) -> None:
-    with pytest.raises(CheckpointError, match=r"1 tensors do not fit.*\(50, 16\) in the file and \(60, 16\)"):
+    with pytest.raises(CheckpointError, match=r"1 tensor does not fit.*\(50, 16\) in the file and \(60, 16\)"):
         GPT2LMHeadModel.from_pretrained(saved, vocab_size=60)
     loaded, info = GPT2LMHeadModel.from_pretrained(
         saved, vocab_size=60, ignore_mismatched_sizes=True, output_loading_info=True

@@ -45,6 +45,7 @@ def test_a_file_with_nul_is_no_text(tmp_path: Path) -> None:
     corpus = find_text(tmp_path)
     assert list(corpus) == ["knot"]
     assert (corpus.survey.files, corpus.survey.skipped_files) == (1, 1)
+    assert str(corpus.survey).endswith(" from 1 file; 1 file that is no text skipped")
     with pytest.raises(UsageError, match=r"image\.png: is no text: byte 4 is NUL"):
         list(find_text(tmp_path, strict=True))
 

@@ -60,4 +60,4 @@ def study(
     except KeyboardInterrupt:
         typer.echo(f"stopped; what was measured is kept: the same command goes on from there ({out})", err=True)
         raise typer.Exit(130) from None
-    typer.echo(f"{len(answers)} questions in {out / 'study.md'}, in {total:.0f} s")
+    typer.echo(f"{len(answers)} question{'s' * (len(answers) != 1)} in {out / 'study.md'}, in {total:.0f} s")

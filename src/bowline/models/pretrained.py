@@ -100,8 +100,9 @@ def from_pretrained(
     )
     if mismatched and not ignore_mismatched_sizes:
         name, theirs, ours = mismatched[0]
+        do = "tensor does" if len(mismatched) == 1 else "tensors do"
         raise CheckpointError(
-            f"{checkpoint.location}: {len(mismatched)} tensors do not fit, first {name}: {theirs} in the file and "
+            f"{checkpoint.location}: {len(mismatched)} {do} not fit, first {name}: {theirs} in the file and "
             f"{ours} in {cls.__name__}",
             help="build from the checkpoint's own config; ignore_mismatched_sizes=True draws them anew",
         )

@@ -96,7 +96,7 @@ def _markdown(setting: Setting, machine: dict[str, Any], answers: Sequence[dict[
         f"standard library's source, {setting.seeds} seeds. ± is the standard error over seeds; two results differ "
         "where a t-test of their differences, seed by seed, says so at 95 %. "
         f"Bowline {machine['bowline']}, torch {machine['torch']}, Python {machine['python']}, {machine['threads']} "
-        "threads.",
+        f"thread{'s' * (machine['threads'] != 1)}.",
         "",
     ]
     for answer in answers:

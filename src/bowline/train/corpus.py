@@ -58,11 +58,13 @@ class Survey:
         return hashlib.blake2b("\n".join(self.hashes).encode(), digest_size=16).hexdigest()
 
     def __str__(self) -> str:
-        text = f"{self.documents:,} documents of {self.characters:,} characters from {self.files:,} files"
+        text = f"{self.documents:,} document{'s' * (self.documents != 1)} of {self.characters:,} characters from "
+        text += f"{self.files:,} file{'s' * (self.files != 1)}"
         if self.skipped_bytes:
             text += f"; {self.skipped_bytes:,} bytes that are no UTF-8 skipped"
         if self.skipped_files:
-            text += f"; {self.skipped_files:,} files that are no text skipped"
+            are = "file that is" if self.skipped_files == 1 else "files that are"
+            text += f"; {self.skipped_files:,} {are} no text skipped"
         return text
 
 

@@ -238,7 +238,8 @@ class Trainer:
             return None
         if not self.resume:
             raise UsageError(
-                f"{directory}: holds a run of {saved.step} steps", help="resume it, or give another directory"
+                f"{directory}: holds a run of {saved.step} step{'s' * (saved.step != 1)}",
+                help="resume it, or give another directory",
             )
         saved.expect(self.settings.to_dict(), MAY_DIFFER)
         return saved

@@ -47,7 +47,7 @@ class Groups:
         parts = []
         for title, group in (("with weight decay", self.decayed), ("without", self.plain)):
             count = sum(parameter.numel() for parameter in group.values())
-            parts.append(f"{len(group)} tensors of {count:,} numbers {title}")
+            parts.append(f"{len(group)} tensor{'s' * (len(group) != 1)} of {count:,} numbers {title}")
         for names in self.tied:
             where = "with weight decay" if names[0] in self.decayed else "without"
             parts.append(f"{names[0]} (also {', '.join(names[1:])}) is one parameter, {where}")
@@ -69,7 +69,7 @@ def decay_groups(model: nn.Module, embedding_rate: float = 1.0) -> Groups:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9)})
         >>> model["lm_head"].weight = model["wte"].weight
         >>> print(decay_groups(model))  # doctest: +NORMALIZE_WHITESPACE
-        1 tensors of 36 numbers with weight decay; 1 tensors of 9 numbers without;
+        1 tensor of 36 numbers with weight decay; 1 tensor of 9 numbers without;
         wte.weight (also lm_head.weight) is one parameter, with weight decay
     """
     once = {id(parameter) for parameter in unique_parameters(model)}

@@ -176,7 +176,7 @@ def test_a_refused_load_leaves_the_names_under_which_the_model_is_saved(tmp_path
     (tmp_path / "wrong").mkdir()
     save_file(wrong, tmp_path / "wrong" / "model.safetensors", {"format": "pt"})
     untouched = snapshot(model)
-    with pytest.raises(CheckpointError, match="do not fit"):
+    with pytest.raises(CheckpointError, match="does not fit"):
         load_checkpoint(model, tmp_path / "wrong")
     assert snapshot(model) == untouched
     save_checkpoint(model, tmp_path / "after")

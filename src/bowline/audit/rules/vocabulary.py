@@ -69,8 +69,8 @@ def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
         beyond = {number for number in tokenizer.ids.values() if number >= rows}
         yield Observation(
             message=(
-                f"the tokenizer ({', '.join(tokenizer.files)}) has {len(beyond)} ids beyond the table's {rows} rows, "
-                f"up to {tokenizer.largest_id} ({tokenizer.largest_token!r:.60})"
+                f"the tokenizer ({', '.join(tokenizer.files)}) has {len(beyond)} id{'s' * (len(beyond) != 1)} beyond "
+                f"the table's {rows} rows, up to {tokenizer.largest_id} ({tokenizer.largest_token!r:.60})"
             ),
             help="resize the embedding and everything tied to it, or remove the tokens",
             tensors=(evidence.declaration.embedding or "",),
@@ -193,7 +193,7 @@ def zero_rows(evidence: Evidence) -> Iterator[Observation]:
         if rows:
             is_output = table.name == evidence.declaration.head or _head_is_tied(evidence)
             yield Observation(
-                message=f"{table.name} has {len(rows)} rows of zeros ({_some(rows)})"
+                message=f"{table.name} has {len(rows)} row{'s' * (len(rows) != 1)} of zeros ({_some(rows)})"
                 + ("; as output rows they win wherever the other logits are negative" if is_output else ""),
                 help="mask their logits, or give them the mean of the table",
                 tensors=(table.name,),
@@ -218,7 +218,8 @@ def not_finite_rows(evidence: Evidence) -> Iterator[Observation]:
         if len(table.not_finite):
             yield Observation(
                 message=(
-                    f"{table.name} has {len(table.not_finite)} rows with NaN or infinite values "
+                    f"{table.name} has {len(table.not_finite)} row{'s' * (len(table.not_finite) != 1)} with NaN or "
+                    f"infinite values "
                     f"({_some(table.not_finite)})"
                 ),
                 help="take these rows from an earlier checkpoint, or cast again from the wider dtype",

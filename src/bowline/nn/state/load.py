@@ -44,7 +44,10 @@ class LoadReport:
         return not self.missing and not self.unexpected
 
     def __str__(self) -> str:
-        parts = [f"{len(self.tied)} ties", f"{len(self.untied)} undone" if self.untied else ""]
+        parts = [
+            f"{len(self.tied)} tie{'s' * (len(self.tied) != 1)}",
+            f"{len(self.untied)} undone" if self.untied else "",
+        ]
         parts += [f"missing {_some(self.missing)}" if self.missing else ""]
         parts += [f"unexpected {_some(self.unexpected)}" if self.unexpected else ""]
         return "; ".join(part for part in parts if part)
@@ -74,7 +77,7 @@ def load_state(
         >>> model = nn.ModuleDict({"wte": nn.Embedding(3, 2), "lm_head": nn.Linear(2, 3, bias=False)})
         >>> model["lm_head"].weight = model["wte"].weight
         >>> print(load_state(model, {"wte.weight": torch.ones(3, 2)}, assign=True))
-        1 ties
+        1 tie
         >>> model["lm_head"].weight is model["wte"].weight
         True
     """
@@ -183,7 +186,7 @@ def _check_fit(seen: Survey, single: Mapping[str, Any], assign: Callable[[str], 
             empty.append(name)
     if misfits:
         raise CheckpointError(
-            f"{len(misfits)} tensors do not fit: {_some(misfits, 3)}",
+            f"{len(misfits)} {'tensor does' if len(misfits) == 1 else 'tensors do'} not fit: {_some(misfits, 3)}",
             help="build the model from the checkpoint's config, or resize_vocab(model, ...) first",
         )
     if empty:

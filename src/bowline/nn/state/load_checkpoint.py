@@ -58,7 +58,7 @@ def load_checkpoint(
         >>> with torch.device("meta"):
         ...     model = build_my_model()  # doctest: +SKIP
         >>> print(load_checkpoint(model, "path/to/checkpoint"))  # doctest: +SKIP
-        1 ties
+        1 tie
     """
     model = unwrapped(model)
     if not isinstance(path, (str, os.PathLike)):
