@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import inspect
 import json
 import pkgutil
 import subprocess
@@ -189,10 +190,11 @@ def test_the_names_that_a_type_checker_sees_are_the_public_ones() -> None:
 
 
 def test_a_name_that_needs_torch_says_so_where_there_is_none() -> None:
-    ask = "try:\n    bowline.tie_weights\nexcept ImportError as error:\n    print(error)"
-    code = f"sys.modules['torch'] = None\nimport bowline\n{ask}"
-    done = subprocess.run([sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, check=True)
-    assert done.stdout == "bowline.tie_weights needs torch, which is not installed: pip install 'bowline[torch]'\n"
+    for name in ("tie_weights", "nn"):
+        ask = f"try:\n    bowline.{name}\nexcept ImportError as error:\n    print(error)"
+        code = f"sys.modules['torch'] = None\nimport bowline\n{ask}"
+        done = subprocess.run([sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, check=True)
+        assert done.stdout == f"bowline.{name} needs torch, which is not installed: pip install 'bowline[torch]'\n"
 
 
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
@@ -201,8 +203,21 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
 
 
 def test_bowline_audit_is_a_function_and_a_room(tmp_path: Path) -> None:
+    from bowline.audit import audit
+
     report = bowline.audit(write(tmp_path, {WTE: table()}, GPT2))
     assert report.clean
+    assert inspect.signature(bowline.audit) == inspect.signature(audit)
+    assert (type(bowline.audit).__call__.__doc__ or "").startswith("Audit one checkpoint")
+
+
+def test_a_room_is_an_attribute_once_it_is_asked_for() -> None:
+    rooms = sorted(set(ROOMS) - {"cli", "demo"})
+    for name in rooms:
+        loaded = loaded_by(f"import bowline; assert bowline.{name}.__name__ == 'bowline.{name}'")
+        assert f"bowline.{name}" in loaded
+        assert not loaded & FRAMEWORKS or name not in WITHOUT_TORCH
+    assert frozenset(rooms) == bowline._ROOMS
 
 
 # --- examples -------------------------------------------------------------------------------------------------------

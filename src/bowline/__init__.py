@@ -97,16 +97,29 @@ _HOMES = {
     "use_tied_loss": "bowline.nn",
 }
 
+_ROOMS = frozenset(
+    {
+        "audit",  # a module that is called as the function is
+        "checkpoint",
+        "errors",
+        "families",
+        "geometry",
+        "models",
+        "nn",
+        "plots",
+        "recipes",
+        "study",
+        "tie",
+        "train",
+    }
+)
+
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first used: nothing is loaded that is not asked for."""
-    if name == "audit":
-        return import_module("bowline.audit")  # a module that is called as the function is
-    if name == "errors":
-        return import_module("bowline.errors")
-    if name in _HOMES:
+    """Public names and rooms are imported when they are first used: nothing is loaded that is not asked for."""
+    if name in _HOMES or name in _ROOMS:
         try:
-            return getattr(import_module(_HOMES[name]), name)
+            return import_module(f"bowline.{name}") if name in _ROOMS else getattr(import_module(_HOMES[name]), name)
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise

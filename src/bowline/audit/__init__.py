@@ -53,7 +53,18 @@ def audit(
 class _CallableModule(ModuleType):
     """`bowline.audit` is both the room and, as `bowline.audit(path)`, what is done in it."""
 
-    __call__ = staticmethod(audit)
+    def __call__(
+        self,
+        place: str | os.PathLike[str],
+        *,
+        values: bool = True,
+        select: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> AuditReport:
+        return audit(place, values=values, select=select, ignore=ignore, progress=progress)
+
+    __call__.__doc__ = audit.__doc__
 
 
 sys.modules[__name__].__class__ = _CallableModule
