@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from bowline.cli import app
 from bowline.cli.generate import generate, shown
-from bowline.errors import CheckpointError, UsageError
+from bowline.errors import BowlineError, CheckpointError, UsageError
 from bowline.models.generation.text import filled_text
 from bowline.models.gpt2 import GPT2Config, GPT2LMHeadModel, GPT2Model
 from bowline.models.tokenizer import Tokenizer
@@ -183,6 +184,26 @@ def test_an_error_names_the_options_and_not_the_librarys_arguments(gpt2: Path) -
     )
     assert "(help: --max-new-tokens " in said("--max-new-tokens", "400")
     assert said("--top-k", "2", "--num-beams", "3").startswith("draws and --num-beams 3: beams are not sampled")
+
+
+@pytest.mark.parametrize("wrong", ["no config", "another width", "two matrices"])
+def test_what_cannot_be_loaded_is_told_with_its_place_and_a_way_out_that_the_command_line_has(
+    gpt2: Path, tmp_path: Path, wrong: str
+) -> None:
+    place = shutil.copytree(gpt2, tmp_path / "broken")
+    if wrong == "no config":
+        (place / "config.json").unlink()
+    elif wrong == "another width":
+        config = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps({**config, "n_embd": 32}))
+    else:
+        tensors = load_file(place / "model.safetensors")
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
+        save_file(tensors, place / "model.safetensors", {"format": "pt"})
+    with pytest.raises(BowlineError) as caught:
+        run("generate", str(place), TEXT)
+    assert caught.value.message.startswith(f"{place}: ")
+    assert "=" not in (caught.value.help or "=")
 
 
 def test_without_a_number_there_are_forty_new_tokens_or_as_many_as_there_are_positions_for(gpt2: Path) -> None:

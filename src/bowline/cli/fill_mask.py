@@ -10,7 +10,7 @@ import typer
 
 from bowline.audit.render.printable import printable
 from bowline.cli.needs import needs_torch
-from bowline.cli.options import in_options
+from bowline.cli.options import LOADING, in_options
 
 if TYPE_CHECKING:
     from bowline.models.generation import FilledMask
@@ -25,7 +25,7 @@ class FillFormat(StrEnum):
     JSON = "json"
 
 
-@in_options()
+@in_options(LOADING)
 def fill_mask(
     path: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint: a directory, or org/name[@revision].")],
     text: Annotated[str, typer.Argument(help="A text with [MASK] where a token is to be found.")],

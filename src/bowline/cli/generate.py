@@ -9,13 +9,13 @@ import typer
 
 from bowline.audit.render.printable import printable
 from bowline.cli.needs import needs_torch
-from bowline.cli.options import in_options
+from bowline.cli.options import LOADING, in_options
 from bowline.errors import UsageError
 
 __all__ = ["generate"]
 
 
-@in_options({"do_sample=False": "--greedy", "do_sample=True": "draws"})
+@in_options({"do_sample=False": "--greedy", "do_sample=True": "draws", **LOADING})
 def generate(
     path: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint: a directory, or org/name[@revision].")],
     text: Annotated[str, typer.Argument(help="What to go on from; of a T5, what to answer.")],

@@ -8,9 +8,20 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from bowline.errors import UsageError
+from bowline.errors import BowlineError
 
-__all__ = ["in_options"]
+__all__ = ["LOADING", "in_options"]
+
+LOADING = {
+    "add a good one, or give config=": "add a good one",
+    "build from the checkpoint's own config; ignore_mismatched_sizes=True draws them anew": (
+        "put the config.json beside the weights that was saved with them"
+    ),
+    'on_conflict="untie" keeps both; "source" keeps the embedding, "target" the head': (
+        "`bowline audit --fix` makes the config say that there are two"
+    ),
+}
+"""What a verb that loads a model says in place of arguments that it does not have."""
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
@@ -29,11 +40,11 @@ def in_options(phrases: Mapping[str, str] | None = None) -> Callable[[Verb], Ver
         def run(*arguments: Any, **options: Any) -> None:
             try:
                 verb(*arguments, **options)
-            except UsageError as error:
+            except BowlineError as error:
                 values = signature.bind(*arguments, **options).arguments
                 given = [name for name, value in values.items() if value != signature.parameters[name].default]
                 told = functools.partial(_told, given=given, phrases=phrases or {})
-                raise UsageError(told(error.message), help=error.help and told(error.help)) from None
+                raise type(error)(told(error.message), help=error.help and told(error.help)) from None
 
         return run  # type: ignore[return-value]
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from bowline.checkpoint import Checkpoint, open_checkpoint
-from bowline.errors import CheckpointError, ConfigError, UsageError
+from bowline.checkpoint.located import located
+from bowline.errors import CheckpointError, ConfigError, TieError, UsageError
 from bowline.models.auto import checked_path, stored_config
 from bowline.models.base import PreTrainedModel
 from bowline.nn import keep_tied, load_checkpoint
@@ -110,13 +111,16 @@ def from_pretrained(
     given = {live for live in names.values() if live not in unfit}
     fresh = _draw_missing(model, given)
     meant = {name: other for name, other in cls.stand_ins.items() if name in fresh and other in given}
-    report = load_checkpoint(
-        model,
-        path,
-        on_conflict=on_conflict or getattr(config, "on_conflict", "raise"),  # type: ignore[arg-type]
-        strict=False,
-        rename=lambda name: None if names[name] in unfit else names[name],
-    )
+    try:
+        report = load_checkpoint(
+            model,
+            path,
+            on_conflict=on_conflict or getattr(config, "on_conflict", "raise"),  # type: ignore[arg-type]
+            strict=False,
+            rename=lambda name: None if names[name] in unfit else names[name],
+        )
+    except TieError as error:
+        raise TieError(located(error.message, checkpoint.location), help=error.help) from error
     with torch.no_grad():
         for name, other in meant.items():
             model.get_parameter(name).copy_(model.get_parameter(other))
