@@ -24,7 +24,7 @@ import torch
 import transformers
 
 from bowline.errors import UsageError
-from bowline.nn import tied_embedding
+from bowline.nn import lookup
 from bowline.nn.deferred import DeferredLogits, Product
 from bowline.nn.tied_loss import use_tied_loss
 from tools.sweep import LARGEST, arguments_of, one_line
@@ -126,7 +126,7 @@ def counted() -> Iterator[Counter[str]]:
 
         return patch.object(owner, name, call)
 
-    with counting(Product, "cross_entropy"), counting(Product, "logits"), counting(tied_embedding, "take"):
+    with counting(Product, "cross_entropy"), counting(Product, "logits"), counting(lookup, "take"):
         yield calls
 
 

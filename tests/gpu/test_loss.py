@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.nn.kernels import kernels_run_on
+from bowline.nn.lookup import tied_embedding
 from bowline.nn.loss import linear_cross_entropy, resources
 from bowline.nn.loss.sweep import chunks, sweep
 from bowline.nn.loss.sweep.by_vocabulary import sweep_by_vocabulary
 from bowline.nn.loss.sweep.job import Job, Sweep
-from bowline.nn.tied_embedding import tied_embedding
 from tests.nn.loss.cases import OPTIONS
 
 SIZES = [(1, 11, 4), (300, 11, 4), (300, 50257, 64), (129, 1003, 33), (700, 8193, 128), (257, 1, 8), (0, 11, 4)]

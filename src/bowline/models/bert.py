@@ -46,7 +46,7 @@ from bowline.models.blocks import (
 from bowline.models.config import PreTrainedConfig, frozen
 from bowline.models.outputs import BaseOutput, ClassifierOutput, LMOutput, PreTrainingOutput
 from bowline.nn.heads import MLMHead
-from bowline.nn.tied_embedding import TiedEmbedding
+from bowline.nn.lookup import TiedEmbedding
 
 __all__ = [
     "BertConfig",

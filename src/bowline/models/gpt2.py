@@ -36,7 +36,7 @@ from bowline.models.causal import CausalLM
 from bowline.models.config import PreTrainedConfig, frozen
 from bowline.models.outputs import BaseOutput
 from bowline.nn import LMHead
-from bowline.nn.tied_embedding import TiedEmbedding
+from bowline.nn.lookup import TiedEmbedding
 
 __all__ = ["GPT2Config", "GPT2LMHeadModel", "GPT2Model"]
 

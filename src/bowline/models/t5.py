@@ -31,7 +31,7 @@ from bowline.models.generation import GenerationMixin
 from bowline.models.outputs import BaseOutput, Seq2SeqOutput
 from bowline.models.t5_stack import T5Attention, T5Dense, T5LayerNorm, T5Stack
 from bowline.nn import LMHead
-from bowline.nn.tied_embedding import TiedEmbedding
+from bowline.nn.lookup import TiedEmbedding
 
 __all__ = ["T5Config", "T5EncoderModel", "T5ForConditionalGeneration", "T5Model"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bowline.nn.gradient_split import GradientSplit, split_gradient
 from bowline.nn.heads import LMHead, MLMHead
 from bowline.nn.init import find_roles, init_weights, measure_loss
+from bowline.nn.lookup import TiedEmbedding, tied_embedding
 from bowline.nn.lora import merge_lora
 from bowline.nn.loss import LinearCrossEntropy, chosen_backend, linear_cross_entropy
 from bowline.nn.once import apply_once, unique_parameters
@@ -34,6 +35,7 @@ __all__ = [
     "TieCheck",
     "TieGuard",
     "TieReport",
+    "TiedEmbedding",
     "TiedLoss",
     "VocabChange",
     "apply_once",
@@ -54,6 +56,7 @@ __all__ = [
     "save_checkpoint",
     "split_gradient",
     "tie_weights",
+    "tied_embedding",
     "unique_parameters",
     "untie_weights",
     "use_tied_loss",

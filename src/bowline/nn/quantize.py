@@ -15,9 +15,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from bowline.errors import TieError, UsageError
 from bowline.nn.heads import LMHead
+from bowline.nn.lookup import TiedEmbedding
 from bowline.nn.slots import Slot, slot, slots
 from bowline.nn.swapped_class import own_class
-from bowline.nn.tied_embedding import TiedEmbedding
 from bowline.nn.ties.compare import is_plain
 from bowline.nn.ties.declared import Ties, as_ties
 from bowline.nn.ties.find import find_ties

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
+from bowline.nn.lookup import tied_embedding
 from bowline.nn.loss import cross_entropy, linear_cross_entropy
 from bowline.nn.loss.options import Reduction
 from bowline.nn.loss.sweep import chunks, fastest, gpu_products, sweep
 from bowline.nn.loss.sweep.job import Job
 from bowline.nn.loss.sweep.sweep_gpu import sweep_on_gpu
-from bowline.nn.tied_embedding import tied_embedding
+from tests.nn.lookup.ends import dense_gradients
 from tests.nn.loss.cases import BACKENDS, OPTIONS, case, gradients
 from tests.nn.loss.float64 import ROWS, WIDTH, Loss, computed, errors, head
 from tests.nn.loss.test_turned import blocks_of
-from tests.nn.tied_embedding.ends import dense_gradients
 
 HALF = [torch.bfloat16, torch.float16]
 

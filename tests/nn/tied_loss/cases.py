@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import torch
 
-from bowline.nn import tied_embedding
+from bowline.nn import lookup
 from bowline.nn.deferred import DeferredLogits, Product
 from bowline.nn.shared_gradient import take
 
@@ -77,7 +77,7 @@ def taken(model: Any, call: Any = None) -> list[int]:
         found.extend([] if gradient is None else [gradient.data_ptr()])
         return gradient
 
-    with patch.object(tied_embedding, "take", noted):
+    with patch.object(lookup, "take", noted):
         step(model, call)
     return found
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bowline.errors import UsageError
-from bowline.nn.tied_embedding import TiedEmbedding
+from bowline.nn.lookup import TiedEmbedding
 from bowline.nn.tied_loss import TiedLoss, use_tied_loss
 from tests.nn.tied_loss.cases import CONFIGS, IDS, V, built, logits_of, step, taken
 

@@ -32,7 +32,7 @@ class DeferringHead(nn.Linear):
         traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         if torch.compiler.is_compiling():
             traced = in_one_graph()
-        elif in_torch_func() or forward_ad._current_level >= 0 or input.device.type == "meta":
+        elif in_torch_func() or getattr(forward_ad, "_current_level", -1) >= 0 or input.device.type == "meta":
             traced = True
         if traced:
             return super().forward(input)

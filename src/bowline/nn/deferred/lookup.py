@@ -6,7 +6,7 @@ import torch
 
 from bowline.nn.deferred.compiler import in_one_graph, uncompiled
 from bowline.nn.deferred.head import PLAIN
-from bowline.nn.tied_embedding import TiedEmbedding
+from bowline.nn.lookup import TiedEmbedding
 
 __all__ = ["UncompiledLookup"]
 

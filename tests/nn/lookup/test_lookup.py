@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
+import bowline.nn
 from bowline.errors import UsageError
 from bowline.nn import row_sums
+from bowline.nn.lookup import TiedEmbedding, tied_embedding
 from bowline.nn.row_sums import add_rows
-from bowline.nn.tied_embedding import TiedEmbedding, tied_embedding
-from tests.nn.tied_embedding.ends import (
+from tests.nn.lookup.ends import (
     D,
     N,
     V,
@@ -184,3 +185,8 @@ def test_wrong_arguments_are_told() -> None:
             tied_embedding(ids, weight, wrong)
     with pytest.raises(IndexError):
         tied_embedding(torch.tensor([V]), weight)
+
+
+def test_it_is_called_by_its_public_name() -> None:
+    """`bowline.nn.tied_embedding(ids, weight)`: no module stands in the way of the function."""
+    assert bowline.nn.tied_embedding is tied_embedding and bowline.nn.TiedEmbedding is TiedEmbedding

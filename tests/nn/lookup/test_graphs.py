@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
+from bowline.nn.lookup import tied_embedding
 from bowline.nn.shared_gradient import offer
-from bowline.nn.tied_embedding import tied_embedding
-from tests.nn.tied_embedding.ends import (
+from tests.nn.lookup.ends import (
     D,
     Lookup,
     Model,

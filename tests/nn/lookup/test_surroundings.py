@@ -13,9 +13,9 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from torch.utils.checkpoint import checkpoint
 
 from bowline.nn import shared_gradient
+from bowline.nn.lookup import tied_embedding
 from bowline.nn.shared_gradient import offer, take
-from bowline.nn.tied_embedding import tied_embedding
-from tests.nn.tied_embedding.ends import (
+from tests.nn.lookup.ends import (
     D,
     Lookup,
     N,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.nn.tied_embedding.ends import body, loss_of, near, untied
-from tests.nn.tied_embedding.workers import BATCHES, KINDS, Tied, batch
+from tests.nn.lookup.ends import body, loss_of, near, untied
+from tests.nn.lookup.workers import BATCHES, KINDS, Tied, batch
 from tests.processes import of_two_processes
 
 pytestmark = pytest.mark.skipif(
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Of each process, by kind."""
-    return of_two_processes("tests.nn.tied_embedding.workers", tmp_path_factory.mktemp("ranks"))
+    return of_two_processes("tests.nn.lookup.workers", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

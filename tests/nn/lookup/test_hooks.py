@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from bowline.nn.tied_embedding import tied_embedding
-from tests.nn.tied_embedding.ends import (
+from bowline.nn.lookup import tied_embedding
+from tests.nn.lookup.ends import (
     body,
     dense_gradients,
     head,

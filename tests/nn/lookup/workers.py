@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from tests.nn.tied_embedding.ends import addresses, body, head, loss_of, matrix, module, tokens
+from tests.nn.lookup.ends import addresses, body, head, loss_of, matrix, module, tokens
 
 BATCHES = 3
 KINDS: dict[str, dict[str, Any]] = {

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
+from bowline.nn.lookup import tied_embedding
 from bowline.nn.shared_gradient import offer
-from bowline.nn.tied_embedding import tied_embedding
 
 V, D, N = 13, 4, 9
 
-module = importlib.import_module("bowline.nn.tied_embedding")
+module = importlib.import_module("bowline.nn.lookup")
 """The file, whatever the package calls by its name."""
 addresses: list[int] = []
 """Of the gradients that heads have returned, the latest last."""

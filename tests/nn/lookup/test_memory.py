@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import TensorWeakRef
 
-from bowline.nn.tied_embedding import tied_embedding
-from tests.nn.tied_embedding.ends import head, matrix
+from bowline.nn.lookup import tied_embedding
+from tests.nn.lookup.ends import head, matrix
 
 SIZE, WIDTH = 20_000, 32
 
