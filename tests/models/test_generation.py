@@ -381,6 +381,15 @@ def test_filters_keep_what_brute_force_keeps(temperature: float, top_k: int | No
         assert all(math.isclose(got[token], expected[token], rel_tol=1e-4) for token in expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_no_temperature_is_too_low_or_too_high(dtype: torch.dtype) -> None:
+    scores = torch.tensor([[3.0, 4.0, -torch.inf, 4.0]], dtype=dtype)
+    for temperature, share in ((1e-300, [0.0, 0.5, 0.0, 0.5]), (1e-40, [0.0, 0.5, 0.0, 0.5]), (1e300, [1 / 3] * 4)):
+        probabilities, _ = candidates(scores, temperature=temperature)
+        expected = torch.tensor([share]).masked_fill(scores == -torch.inf, 0.0)
+        assert (probabilities.float() - expected).abs().max() < 0.01
+
+
 @pytest.mark.parametrize("options", [{}, {"top_k": 6}, {"top_p": 0.7}, {"top_k": 10, "top_p": 0.7, "temperature": 2.0}])
 def test_draws_are_distributed_as_the_probabilities_say(options: dict[str, Any]) -> None:
     """Pearson's statistic over 4000 draws: beyond mean + 5 standard deviations once in more than 10,000 seeds."""

@@ -50,7 +50,9 @@ def candidates(
         >>> probabilities.mul(1000).round().tolist(), tokens.tolist()
         ([[625.0, 375.0, 0.0]], [[0, 2, 1]])
     """
-    scores = scores / temperature if temperature != 1.0 else scores
+    if temperature != 1.0:  # from the highest one down: near a temperature of 0 it stays 0, and all others are -inf
+        numbers = torch.finfo(scores.dtype)
+        scores = (scores - scores.amax(-1, keepdim=True)) / min(max(temperature, numbers.tiny), numbers.max)
     tokens = None
     if top_k is not None:
         scores, tokens = torch.topk(scores, min(top_k, scores.shape[1]))
