@@ -220,6 +220,17 @@ def test_on_no_device_there_are_shapes() -> None:
         assert model(IDS.to("meta")).logits.shape == (2, 7, V)
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_hidden_states_of_no_width_have_logits_in_every_shape() -> None:
+    model = Headless()
+    head = nn.Linear(0, V)
+    model.get_output_embeddings = lambda: head  # type: ignore[assignment]
+    with use_tied_loss(model):
+        logits = head(torch.zeros(2, 3, 0)).view(-1, V)
+        expected = head.bias.expand(6, V)
+        assert torch.equal(F.cross_entropy(logits, IDS[0, :6]), F.cross_entropy(expected, IDS[0, :6]))
+
+
 def test_float64_is_not_cast() -> None:
     model, hidden = built("GPT2LMHeadModel"), torch.randn(3, 16).double()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -37,7 +37,7 @@ class DeferringHead(nn.Linear):
         if traced:
             return super().forward(input)
         weight, bias = self.weight, self.bias  # once: a parametrized one is computed
-        if not all(type(one) in PLAIN for one in (input, weight, bias) if one is not None):
+        if 0 in input.shape[-1:] or not all(type(one) in PLAIN for one in (input, weight, bias) if one is not None):
             return super().forward(input)
         return _deferred(input, weight, bias, self.backend_of_loss)
 
