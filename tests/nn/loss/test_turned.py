@@ -298,6 +298,33 @@ def test_large_logits_and_infinite_ones_are_those_of_the_reference() -> None:
     assert loss is not None and not loss.isfinite()
 
 
+@pytest.mark.parametrize("scale", [1e10, -1e10])
+def test_logits_of_ten_thousand_million_have_the_loss_that_they_have_in_float64(scale: float) -> None:
+    weight = torch.linspace(-1, 1, V)[:, None].clone().requires_grad_()
+    first, last = (0, V - 1) if scale < 0 else (V - 1, 0)
+    labels = torch.tensor([first, first, last])
+    losses = linear_cross_entropy(
+        torch.ones(3, 1), weight, labels, logit_scale=scale, reduction="none", backend="chunked"
+    )
+    assert losses[:2].tolist() == [0.0, 0.0] and losses[2].item() == pytest.approx(2e10)
+    assert gradients(losses[:2].sum(), weight)[0].abs().max() == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"logit_scale": -1.7}, {"logit_scale": 1.7, "mask_ids": [4]}])
+@pytest.mark.parametrize("block", [16, 2**22])
+def test_the_loss_of_a_sure_token_is_not_below_0(options: dict[str, Any], block: int) -> None:
+    torch.manual_seed(0)
+    hidden, weight = 4 * torch.randn(1000, 64), torch.randn(V, 64)
+    logits = (hidden @ weight.T * options.get("logit_scale", 1.0)).index_fill(1, torch.tensor([4]), -torch.inf)
+    with blocks_of(block), resources(budget=1):
+        found = linear_cross_entropy(
+            hidden, weight, logits.argmax(1), reduction="none", return_lse=True, backend="chunked", **options
+        )
+    assert (found[0] >= 0).all()
+    expected = logits if "mask_ids" in options else hidden @ weight.T * options.get("logit_scale", 1.0)
+    torch.testing.assert_close(found[1], expected.double().logsumexp(1).float())
+
+
 @pytest.mark.parametrize("block", [50, 2**22])
 def test_an_infinite_token_leaves_the_others_their_loss_and_gradient(block: int) -> None:
     hidden, weight, labels, _ = ends(8, 16, torch.float32)

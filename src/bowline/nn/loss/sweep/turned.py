@@ -1,6 +1,6 @@
 """A chunk of tokens whose logits lie turned, (V, n): made, and used up, block by block of the vocabulary.
 
-A first pass makes the powers e^(y - base) of each block, adds them up and multiplies them with the block of the matrix,
+A first pass makes the powers e^(logit - base) of each block, adds them up and multiplies them with the block of the matrix,
 which is still in the cache; a second multiplies them with hidden. The base is a number for each token, so the gradient
 of a logit is its power times a factor of the token, and hidden (n, D) and its gradient are multiplied by that factor,
 not the powers.
@@ -130,7 +130,7 @@ class _Turned:
         self.counted, self.of_each = counted, job.of_loss.to(job.wide).masked_fill(~counted, 0.0)
         self.own = self._tokens_of_parts()
         self.label = job.hidden.new_zeros(count, dtype=job.wide)
-        """Each label's product, rounded as it is in its lse, or a loss could be below 0."""
+        """Each label's product, rounded as it is in its lse."""
 
     def _parts(self, size: int, count: int, width: int) -> list[slice]:
         """Smaller ones where beside that of logits there are others: of what oneDNN makes, or of what is cast."""
@@ -157,7 +157,7 @@ class _Turned:
         limit = MOST.get(job.hidden.dtype, MOST_OF_OTHERS)
         total, added = self.label.new_zeros(2, count)
         self.base = self.label.new_full((count,), -torch.inf)
-        """log2(e) times the highest logit of the first that are not masked; times others' where that is too low."""
+        """The highest y of the first that are not masked; of others where that is too low."""
         at = 0
         while at < len(self.parts):
             sums, more = self._make_powers(at)
@@ -173,12 +173,14 @@ class _Turned:
             total += sums
             added += more
             at += 1
-        base = _finite(self.base)
-        lse = base / LOG2_E + total.log()
         label = self.label if job.bias is None else self.label + job.bias[self.ids]
-        chunk = rule.finish(label, lse, added / LOG2_E, self.counted, self.of_each, job.of_lse)
+        banned = None if self.banned is None else self.banned[self.ids, 0]
+        lse = _finite(self.base) * self.height + total.log()
+        own = rule.logits(label)  # of a sure token the same number, and a loss is not below 0
+        lse = torch.maximum(lse, own if banned is None else own.masked_fill(banned, -torch.inf))
+        chunk = rule.finish(label, lse, added * self.height, self.counted, self.of_each, job.of_lse)
         self.factor = total.reciprocal() * rule.of_p(lse, self.of_each, job.of_lse) * rule.scale
-        return chunk if self.banned is None else masked_chunk(chunk, self.banned[self.ids, 0], self.counted)
+        return chunk if banned is None else masked_chunk(chunk, banned, self.counted)
 
     def _matrix(self, at: int) -> torch.Tensor:
         """A part of it, (b, D), in the dtype of the products."""
@@ -206,8 +208,8 @@ class _Turned:
         self.powers = kept
         return self.by.make_turned_logits(self.hidden, matrix, kept)
 
-    def _exponents(self, at: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-        """Piece by piece of a part: where its powers belong, y / `steepness` in float32 or wider, what is masked."""
+    def _pieces(self, at: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        """Piece by piece of a part: where its powers belong, logits / `height` in float32 or wider, what is masked."""
         part, made, own, rule = self.parts[at], self._make_logits(at), self.own[at], self.rule
         self.label[own] = made[self.ids[own] - part.start, own].to(self.label.dtype)
         for first in range(part.start, part.stop, len(self.piece)):
@@ -220,25 +222,27 @@ class _Turned:
                 y += self.job.bias[rows, None]
             if rule.softcap is not None:
                 y.mul_(rule.scale / rule.softcap).tanh_()
+            elif rule.scale < 0:
+                y.neg_()
             yield self.powers[within], y, None if self.banned is None else self.banned[rows]
 
     @property
-    def steepness(self) -> float:
-        """What a product, or the tanh of a softcap, is multiplied by to be an exponent of 2."""
-        return LOG2_E * (self.rule.scale if self.rule.softcap is None else self.rule.softcap)
+    def height(self) -> float:
+        """What y, a product or the tanh of a softcap, is multiplied by to be a logit; 0 or more."""
+        return abs(self.rule.scale) if self.rule.softcap is None else self.rule.softcap
 
     def _make_powers(self, at: int) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Of a part; the sums (n,) of the powers, and for a loss with smoothing those of the exponents."""
+        """Of a part; the sums (n,) of the powers, and for a loss with smoothing those of y."""
         base = _finite(self.base)
         sums, added = base.new_zeros(2, len(base))
-        for some, y, banned in self._exponents(at):
+        for some, y, banned in self._pieces(at):
             if (self.base == -torch.inf).any():
                 self.base = torch.where(self.base == -torch.inf, self._highest(y, banned), self.base)
                 base = _finite(self.base)
             if self.rule.share:
-                added += (y if banned is None else y.masked_fill(banned, 0.0)).sum(0) * self.steepness
+                added += (y if banned is None else y.masked_fill(banned, 0.0)).sum(0)
             slope = None if self.rule.softcap is None else 1 - y.square()
-            torch.add(-base, y, alpha=self.steepness, out=y)
+            y.sub_(base).mul_(LOG2_E * self.height)  # in this order, so that the highest power is 1 whatever the base
             y = torch.exp2(y, out=some if some.dtype == y.dtype else y)
             if banned is not None:
                 y.masked_fill_(banned, 0.0)
@@ -250,13 +254,12 @@ class _Turned:
         return sums, added
 
     def _highest(self, y: torch.Tensor, banned: torch.Tensor | None) -> torch.Tensor:
-        exponents = y * self.steepness
-        return (exponents if banned is None else exponents.masked_fill_(banned, -torch.inf)).amax(0)
+        return (y if banned is None else y.masked_fill(banned, -torch.inf)).amax(0)
 
     def _raise_base(self, at: int, over: torch.Tensor) -> bool:
-        """To the highest exponent of a part, for the tokens `over` it, and whether that is higher."""
+        """To the highest y of a part, for the tokens `over` it, and whether that is higher."""
         before = self.base
-        for _, y, banned in self._exponents(at):
+        for _, y, banned in self._pieces(at):
             self.base = torch.where(over, torch.maximum(self.base, self._highest(y, banned)), self.base)
         return bool((self.base > before).any())
 
