@@ -149,6 +149,14 @@ def test_ids_count_as_they_were_looked_up(way: str) -> None:
     assert split(way) == split("plainly")
 
 
+def test_a_batch_of_no_tokens_has_no_gradient_to_split() -> None:
+    table = torch.nn.Embedding(9, 4)
+    with split_gradient(table, embedding=table) as meter:
+        (table(torch.zeros(0, dtype=torch.long)).sum() + (table.weight * 2).sum()).backward()
+        split = meter.read()
+    assert split is not None and split.input == 0 and split.output == pytest.approx(12.0)
+
+
 def test_what_cannot_be_split_is_refused() -> None:
     model = MODELS["gpt2"]()
     model(**batch()).loss.backward()

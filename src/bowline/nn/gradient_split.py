@@ -52,7 +52,7 @@ class SplitMeter:
             factor, padding = _factor(module), getattr(module, "padding_idx", None)
 
             def keep(gradient: torch.Tensor) -> None:
-                rows = gradient.detach().reshape(len(ids), -1)
+                rows = gradient.detach().reshape(len(ids), gradient.shape[-1])
                 counted = slice(None) if padding is None else ids != padding
                 self._rows.append((ids[counted], rows[counted] if factor == 1 else rows[counted] * factor))
 

@@ -6,9 +6,11 @@ gradient to arrive is that buffer, the tensor itself and no copy. So an end that
 them there and return no gradient of its own.
 
 `offer` leaves a weak reference to a dense gradient on the node, with the number of the pass. `take` gives the tensor
-back while it is certain to be the buffer and nothing else: the same node, input and pass, no graph of the gradient
-asked for, and one owner, autograd, by the reference counts. What those are where nobody else holds the tensor is
-measured once, on a matrix of six numbers; where torch keeps its buffers in another way, nothing is ever given back.
+back while it is the buffer and nothing else: the same node, input and pass, no graph of the gradient asked for, and one
+owner by the reference counts, which is autograd. What those are where nobody else holds the tensor is measured once, on
+a matrix of six numbers; where torch keeps its buffers in another way, nothing is ever given back. One case is not told:
+autograd has added the gradient to another that came before, and something of torch's, no variable of Python, has kept
+it, as a hook on the head's node that makes it another tensor's `grad`. What is added to it then is lost.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def offer(ctx: Any, position: int, gradient: torch.Tensor) -> None:
 def take(ctx: Any, position: int) -> torch.Tensor | None:
     """In a Function's backward, the dense gradient of its tensor `position` that autograd holds, to be added to.
 
-    Or None, where there is none or it is not certain that autograd alone holds it. What is added to it must not be
+    Or None, where there is none or somebody else holds it too. What is added to it must not be
     returned as well. Several ends may take it one after the other. Arguments as for `offer`.
     """
     if torch.compiler.is_compiling():

@@ -26,7 +26,7 @@ def swapped_class(kind: type[Any], *bases: type[Any], **attributes: Any) -> type
     """
 
     def reduced(self: Any, _: Any) -> Any:  # to copy and pickle it: no Python module holds its class
-        return _made, (kind, bases, attributes), self.__dict__
+        return _made, (kind, bases, attributes), self.__getstate__()
 
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__reduce_ex__": reduced, OWN: kind}
     return type(kind.__name__, bases, names | attributes)

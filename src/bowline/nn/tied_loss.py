@@ -32,7 +32,7 @@ class TiedLoss:
         """That of a model which has it on: of a copy, deep or through a file, for which nobody has what was returned.
 
         Raises:
-            UsageError: the model's head has no tied loss, or something else has been put on it since.
+            UsageError: the model's head has no tied loss, or its class has been changed since.
 
         Example:
             >>> from copy import deepcopy
@@ -51,7 +51,8 @@ class TiedLoss:
                 f"{type(model).__name__} has a head without use_tied_loss's class",
                 help="call use_tied_loss(model), and keep what it returns",
             )
-        return cls(head, [module for module in model.modules() if is_swapped(module)])
+        ends = [one for one in model.modules() if is_swapped(one) and one.weight is head.weight]
+        return cls(head, ends)
 
     def remove(self) -> None:
         """The model as it was. A second time nothing happens.

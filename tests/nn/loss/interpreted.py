@@ -314,6 +314,23 @@ def test_in_bf16_without_a_bias_the_factor_finds_its_way_into_both_gradients(
         assert (ours.double() - exactly).norm() <= 0.012 * exactly.norm()
 
 
+@pytest.mark.usefixtures("calls")
+@pytest.mark.parametrize("backward", [1, 2])
+def test_float16_gradients_of_large_hidden_states_come_back_as_large_as_they_are(
+    backward: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_products, "_widens", lambda _: False)
+    (x, w, labels, _), found = case(bias=False, dtype=torch.float16), []
+    for backend, dtype in (("chunked", torch.float16), ("reference", torch.float64)):
+        hidden, weight = ((end.detach() * by).to(dtype).requires_grad_() for end, by in ((x, 300), (w, 0.01)))
+        loss = linear_cross_entropy(hidden, weight, labels, backend=backend) * 3
+        for _ in range(backward):
+            back = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+        found.append(back)
+    for one, exact in zip(*found, strict=True):
+        assert (one - exact).norm() <= 0.002 * exact.norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_of_tensors_that_lie_turned_in_memory_the_gradients_are_the_same(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from bowline.errors import UsageError
 from bowline.nn.loss import LinearCrossEntropy, linear_cross_entropy, linear_logits
@@ -53,6 +54,12 @@ HIDDEN, WEIGHT, LABELS = torch.zeros(2, 3, D), torch.zeros(V, D), torch.ones(2, 
         ({"z_loss": torch.tensor(0.1)}, "z_loss is a tensor: expected a number"),
         ({"mask_ids": 0}, r"mask_ids=0: expected ids of tokens, as \[0, 1\]"),
         ({"mask_ids": [1.5]}, r"mask_ids=\[1\.5\]: expected ids of tokens"),
+        ({"mask_ids": torch.ones(V, dtype=torch.bool)}, r"mask_ids of bool: expected ids of tokens"),
+        (
+            {"bias": torch.zeros(V, dtype=torch.long)},
+            r"bias of torch\.int64 and weight of torch\.float32",
+        ),
+        ({"bias": torch.zeros(V).double()}, r"bias of torch\.float64 and weight of torch\.float32: expected one dtype"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(change: dict[str, Any], words: str) -> None:
@@ -113,13 +120,22 @@ def test_on_no_device_and_beside_another_default_there_is_a_loss(backend: str, w
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_head_of_no_tokens_has_no_loss(backend: str) -> None:
     ends = torch.zeros(0, D, requires_grad=True), torch.zeros(0, D, requires_grad=True)
-    loss = linear_cross_entropy(*ends, torch.zeros(0, dtype=torch.long), backend=backend)
+    loss = linear_cross_entropy(*ends, torch.zeros(0, dtype=torch.long), label_smoothing=0.1, backend=backend)
     loss.backward()
     assert loss == 0 and all(one.grad is not None and not one.grad.any() for one in ends)
 
 
 def test_a_text_of_no_tokens_has_no_shifted_labels() -> None:
     assert LinearCrossEntropy(shift=True)(HIDDEN[:, :0], WEIGHT, LABELS[:, :0]) == 0
+    with pytest.raises(UsageError, match=r"labels \(\): expected \(\.\.\., T\)"):
+        LinearCrossEntropy(shift=True)(HIDDEN[0, 0], WEIGHT, LABELS[0, 0])
+
+
+def test_what_has_no_values_has_shapes() -> None:
+    with FakeTensorMode():
+        hidden, weight = torch.zeros(5, D, requires_grad=True), torch.zeros(V, D, requires_grad=True)
+        loss = linear_cross_entropy(hidden, weight, torch.zeros(5, dtype=torch.long))
+        assert [tuple(one.shape) for one in torch.autograd.grad(loss, (hidden, weight))] == [(5, D), (V, D)]
 
 
 @pytest.mark.parametrize("backend", ["reference", "auto"])

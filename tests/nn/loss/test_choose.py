@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from bowline.errors import UsageError
 from bowline.nn.loss import LinearCrossEntropy, chosen_backend, linear_cross_entropy, resources
@@ -58,6 +59,14 @@ def test_the_products_are_left_to_a_subclass() -> None:
     hidden, weight = torch.empty(1024, 4), torch.empty(8192, 4)
     for ends in ((hidden.as_subclass(Another), weight), (hidden, weight.as_subclass(Another))):
         assert chosen_backend(*ends) == chosen_backend(*ends, backend="chunked") == "logits"
+
+
+def test_a_bias_of_a_subclass_is_added_by_itself() -> None:
+    torch.manual_seed(0)
+    hidden, weight, bias, labels = torch.randn(200, 8), torch.randn(6000, 8), torch.randn(6000), torch.arange(200)
+    found = linear_cross_entropy(hidden, weight, labels, bias=TwoTensor(bias, bias + 1), backend="chunked")
+    assert type(found) is TwoTensor
+    torch.testing.assert_close(found.a, linear_cross_entropy(hidden, weight, labels, bias=bias))
 
 
 def test_a_backend_that_is_none_is_refused() -> None:

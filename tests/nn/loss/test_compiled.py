@@ -160,8 +160,8 @@ def test_the_operator_says_of_its_results_what_is_true(dtype: torch.dtype) -> No
     }
     factors = torch.ones(6, dtype=torch.promote_types(dtype, torch.float32))
     for turned in (weight, weight.t().contiguous().t()):
-        for wanted in ([True] * 3, [False, True, False]):
-            arguments = (hidden, turned, bias, labels, factors, wanted)
+        for wanted, shrink in (([True] * 3, None), ([False, True, False], torch.tensor(0.5))):
+            arguments = (hidden, turned, bias, labels, factors, shrink, wanted)
             torch.library.opcheck(torch.ops.bowline.swept.default, arguments, options)
 
 

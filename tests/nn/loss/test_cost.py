@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from bowline.nn.loss import linear_cross_entropy
 from tests.nn.loss.cases import BACKENDS, OPTIONS, case, gradients
@@ -41,6 +42,14 @@ def test_for_the_backward_pass_only_the_logits_are_kept_of_all_that_is_as_large(
 
     assert large("logits") == (1 + also) * rows * size * dtype.itemsize
     assert large("reference") >= large("logits")
+
+
+def test_of_frozen_hidden_states_there_is_one_product_in_the_backward_pass() -> None:
+    weight = torch.randn(400, 4, requires_grad=True)
+    loss = linear_cross_entropy(torch.randn(16, 4), weight, torch.arange(16), backend="logits")
+    with FlopCounterMode(display=False) as counter:
+        loss.backward()
+    assert counter.get_total_flops() == 2 * 16 * 400 * 4
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while it traces

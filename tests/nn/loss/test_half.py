@@ -104,17 +104,58 @@ def test_a_grad_scaler_saves_small_float16_gradients_as_it_does_in_eager() -> No
 
 @pytest.mark.parametrize(
     ("size", "spread", "options"),
-    [(100.0, 0.02, {}), (1.0, 0.02, {"logit_scale": 100.0}), (4.0, 0.4, {"z_loss": 1.0})],
-    ids=["hidden states of 100", "steep logits", "a z-loss as large as the loss"],
+    [
+        (100.0, 0.02, {}),
+        (1.0, 0.02, {"logit_scale": 100.0}),
+        (4.0, 0.4, {"z_loss": 1.0}),
+        (0.1, 20.0, {}),
+        (1.0, 60.0, {"z_loss": 0.1}),
+        (1.0, 0.4, {"class_weight": torch.full((50,), 1e-38), "reduction": "sum"}),
+    ],
+    ids=[
+        "hidden of 100",
+        "steep logits",
+        "a z-loss as large as the loss",
+        "a matrix of 20",
+        "an lse of 500",
+        "tiny losses",
+    ],
 )
-def test_a_float16_gradient_that_eager_has_is_not_infinite(size: float, spread: float, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_float16_gradient_that_eager_has_is_not_infinite(
+    size: float, spread: float, options: dict[str, Any], rows: int
+) -> None:
     """Until the backward pass gradients are kept larger than they are, and have to be numbers then."""
     torch.manual_seed(0)
-    hidden, weight = (size * torch.randn(4, 64)).half(), (spread * torch.randn(50, 64)).half()
-    labels = torch.full((4,), 3)
+    hidden, weight = (size * torch.randn(rows, 64)).half(), (spread * torch.randn(50, 64)).half()
+    labels = torch.full((rows,), 3)
 
     def by(backend: str) -> Loss:
         return lambda x, w: linear_cross_entropy(x, w, labels, backend=backend, **options)
 
     exact = computed(by("reference"), hidden.double(), weight.double())
-    assert all(error < 2e-3 for error in errors(by("chunked"), hidden, weight, exact))
+    tiny = [torch.finfo(torch.float16).smallest_normal] * 2
+    for found, true, least in zip(computed(by("chunked"), hidden, weight), exact, [0.0, *tiny], strict=True):
+        assert (found.double() - true).norm() <= 2e-3 * true.norm() + least
+
+
+@pytest.mark.parametrize("largest", [1.0, 100.0, 1000.0])
+@pytest.mark.parametrize("budget", [2**14, 2**30])
+def test_large_numbers_in_hidden_cost_float16_gradients_no_digits(
+    largest: float, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of tokens that are no label, which most underflows."""
+    monkeypatch.setattr(sweep_cpu, "products_for", lambda *_: LIBRARIES["mm"])
+    hidden, weight, labels = head(1.0, torch.float16)
+    hidden[:, 5], weight[:, 5], others = largest, weight[:, 5] / largest, torch.ones(SIZE, dtype=torch.bool)
+    others[labels.clamp(min=0)] = False
+    factor = 2.0**12
+    exact = computed(lambda x, w: F.cross_entropy(x @ w.T, labels) * factor, hidden.double(), weight.double())[2]
+    found = []
+    for backend in ("logits", "chunked"):
+        with resources(budget=budget):
+            ours = computed(
+                lambda x, w, by=backend: linear_cross_entropy(x, w, labels, backend=by) * factor, hidden, weight
+            )[2]
+        found.append(((ours.double() - exact)[others].norm(dim=1) / exact[others].norm(dim=1)).max())
+    assert found[1] <= 2 * found[0]

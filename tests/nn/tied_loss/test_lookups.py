@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -165,6 +166,45 @@ def test_of_a_copy_it_is_taken_off_by_the_copy(copied: Any) -> None:
     TiedLoss.of(model).remove()
     loss.remove()  # nothing is left to do
     assert [type(module) for module in model.modules()] == kinds
+
+
+class Two(nn.Module):
+    """Of whose heads one is the model's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = built("GPT2LMHeadModel"), built("GPT2LMHeadModel")
+
+    def get_output_embeddings(self) -> nn.Module:
+        head: nn.Module = self.a.lm_head
+        return head
+
+
+def test_of_two_heads_it_is_taken_off_the_models() -> None:
+    both = Two()
+    use_tied_loss(both.a)
+    use_tied_loss(both.b)
+    kinds = [type(module) for module in both.b.modules()]
+    TiedLoss.of(both).remove()
+    assert type(both.a.lm_head) is nn.Linear and type(both.a.transformer.wte) is nn.Embedding
+    assert [type(module) for module in both.b.modules()] == kinds
+
+
+class Locked(nn.Embedding):
+    """Of which a part is no part of a copy."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "lock"}
+
+
+def test_a_copy_has_what_a_module_says_is_its_state() -> None:
+    model = built("GPT2LMHeadModel")
+    locked = Locked(V, 16, _weight=model.lm_head.weight)
+    locked.weight = model.lm_head.weight
+    locked.lock = threading.Lock()  # type: ignore[assignment]
+    model.transformer.wte = locked
+    use_tied_loss(model)
+    assert not hasattr(copy.deepcopy(model).transformer.wte, "lock")
 
 
 def test_a_replica_computes_with_its_own_matrix() -> None:

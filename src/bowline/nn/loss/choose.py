@@ -38,8 +38,15 @@ def chosen_backend(
     return pick(hidden, weight, reduction != "none" and not return_lse, return_logits, backend)
 
 
-def pick(hidden: torch.Tensor, weight: torch.Tensor, total: bool, return_logits: bool, backend: str) -> str:
-    """`total`: one number is wanted, and no position's own."""
+def pick(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    total: bool,
+    return_logits: bool,
+    backend: str,
+    *others: torch.Tensor | None,
+) -> str:
+    """`total`: one number is wanted, and no position's own. Bias and labels are `others`, of which the class counts."""
     if backend in ("reference", "torch"):
         return backend
     if backend in PEERS:
@@ -48,7 +55,7 @@ def pick(hidden: torch.Tensor, weight: torch.Tensor, total: bool, return_logits:
         return "reference"
     if in_torch_func():
         return "reference" if backend == "auto" else backend
-    plain = all(type(one) in (torch.Tensor, nn.Parameter) for one in (hidden, weight))
+    plain = all(type(one) in (torch.Tensor, nn.Parameter, type(None)) for one in (hidden, weight, *others))
     here = hidden.device == weight.device and hidden.device.type in ("cpu", "cuda")
     if return_logits or not plain or not here or (torch.compiler.is_compiling() and not total):
         return "logits"  # which has them; can be traced; leaves the products to a subclass

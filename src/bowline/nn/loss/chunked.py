@@ -14,6 +14,7 @@ import torch
 from bowline.nn.kernels import kernels_run_on, multiply_
 from bowline.nn.loss.first_order import first_order_only
 from bowline.nn.loss.handed import weight_gradient
+from bowline.nn.loss.lift import Lift, lifted, lowered
 from bowline.nn.loss.options import Options
 from bowline.nn.loss.resources import Resources, current
 from bowline.nn.loss.sweep.job import Job, Sweep, Wanted
@@ -34,7 +35,7 @@ def chunked_total(
     """The sum over positions of factor times loss: hidden (..., D), labels and factors (...), a number."""
     flat = hidden.reshape(-1, hidden.shape[-1]), weight, bias, labels.reshape(-1), factors.reshape(-1)
     if torch.compiler.is_compiling():
-        return traced_total(*flat, options, _lift(flat[0], flat[4], options))
+        return traced_total(*flat, options)
     if not _needs_gradient(hidden, weight, bias, factors):
         found = sweep(Job(*flat[:4], options, current(), Wanted(), flat[4]), skip=True)
         return (found.losses * flat[4]).sum()
@@ -75,8 +76,9 @@ class _AtOnce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         hidden, weight, bias, labels, factors, options, allowed = args
-        lift = _lift(hidden, factors, options)
-        job = Job(hidden, weight, bias, labels, options, allowed, _wanted(ctx), _times_lift(factors, lift))
+        lift = Lift.of(hidden, weight, bias, factors, options)
+        of_loss, shrink = lifted(factors, lift)
+        job = Job(hidden, weight, bias, labels, options, allowed, _wanted(ctx), of_loss, shrink=shrink)
         found = sweep(job, skip=True)
         ctx.save_for_backward(hidden, weight, bias, labels, factors, found.losses)
         ctx.found, ctx.lift, ctx.options, ctx.allowed = found, lift, options, allowed
@@ -91,39 +93,14 @@ class _AtOnce(torch.autograd.Function):
         ctx.found = None
         (of_total,) = grads
         if found is None:
-            factors = _times_lift(factors, ctx.lift)
-            job = Job(hidden, weight, bias, labels, ctx.options, ctx.allowed, _wanted(ctx), factors)
+            of_loss, shrink = lifted(factors, ctx.lift)
+            job = Job(hidden, weight, bias, labels, ctx.options, ctx.allowed, _wanted(ctx), of_loss, shrink=shrink)
             found = sweep(job, skip=True)
-        by = of_total if ctx.lift is None else of_total / ctx.lift
-        of_hidden, of_weight, of_bias = (
-            _times(one, by, ctx.allowed) for one in (found.of_hidden, found.of_weight, found.of_bias)
-        )
+        by, by_weight = lowered(of_total, ctx.lift)
+        of_hidden, of_bias = (_times(one, by, ctx.allowed) for one in (found.of_hidden, found.of_bias))
+        of_weight = _times(found.of_weight, by_weight, ctx.allowed)
         of_factors = losses * of_total if ctx.needs_input_grad[4] else None
         return of_hidden, weight_gradient(ctx, of_weight), of_bias, None, of_factors, None, None
-
-
-LARGEST = 2.0**13
-"""What no gradient of float16, whose largest number is 65504, is lifted over."""
-
-
-def _lift(hidden: torch.Tensor, factors: torch.Tensor, options: Options) -> torch.Tensor | None:
-    """A power of two by which float16 gradients are larger until the backward pass: a mean's would underflow.
-
-    A GradScaler's factor comes with the backward pass, too late for what was rounded to 0 in the forward pass. The
-    gradient of the matrix is at most the sum of a factor times its token's largest number, times the slopes of the
-    loss: for z lse², of an lse of 50.
-    """
-    if hidden.dtype != torch.float16:
-        return None
-    most = torch.linalg.vector_norm(hidden.detach(), torch.inf, dim=-1).to(factors.dtype).nan_to_num(0.0, 0.0)
-    slope = max(1.0, abs(options.logit_scale)) * (1 + 100 * options.z_loss)
-    total = (factors.detach().abs() * most.clamp(min=1.0)).sum() * slope
-    lift: torch.Tensor = (LARGEST / total.masked_fill(total == 0, 1.0)).log2().floor().exp2()
-    return lift
-
-
-def _times_lift(factors: torch.Tensor, lift: torch.Tensor | None) -> torch.Tensor:
-    return factors if lift is None else factors * lift
 
 
 def _times(gradient: torch.Tensor | None, factor: torch.Tensor, allowed: Resources) -> torch.Tensor | None:

@@ -78,8 +78,8 @@ def linear_cross_entropy(
 
     Raises:
         UsageError: shapes or dtypes that do not fit, a number out of its range, on a CPU a label that is no token or a
-            masked one, or a backend that is none or has no such option; in a backward pass, second-order gradients by
-            "logits" or "chunked".
+            masked one (not in a compiled graph that keeps the logits), or a backend that is none or has no such option;
+            in a backward pass, second-order gradients by "logits" or "chunked".
 
     Example:
         >>> hidden, weight = torch.zeros(2, 3, 4), torch.zeros(9, 4)
@@ -100,7 +100,7 @@ def linear_cross_entropy(
     )
     check_labels(labels, len(weight), options)
     total = reduction != "none" and not return_lse
-    name = pick(hidden, weight, total, return_logits, backend)
+    name = pick(hidden, weight, total, return_logits, backend, bias, labels)
     ends = hidden, weight, bias
     dtype = _autocast_dtype(hidden, weight, name)
     if dtype is not None:

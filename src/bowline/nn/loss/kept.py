@@ -83,7 +83,7 @@ class _Head(torch.autograd.Function):
         rows = None
         if of_lse is not None:
             of_p = of_p + of_lse
-        elif of_logits is None and labels.device.type == "cpu" and not torch.compiler.is_compiling():
+        elif of_logits is None and labels.device.type == "cpu" and _has_values(labels):
             rows = counted.nonzero()[:, 0]
             rows = rows if len(rows) < len(labels) else None  # nothing is copied where nothing is left out
         some, target, lse, of_loss, of_p = (
@@ -114,11 +114,11 @@ class _Head(torch.autograd.Function):
             gradient = block(0, len(weight))
             of_weight = gradient.t() @ some if wanted[1] else None
             of_bias = gradient.sum(0) if wanted[2] else None
-            of_some = gradient @ weight
+            of_some = gradient @ weight if wanted[0] else None
         else:
             of_weight = torch.empty_like(weight) if wanted[1] else None
             of_bias = weight.new_empty(len(weight)) if wanted[2] else None
-            of_some = torch.zeros_like(some, dtype=lse.dtype)  # in half precision, blocks are added in float32
+            total = torch.zeros_like(some, dtype=lse.dtype)  # in half precision, blocks are added in float32
             for first in range(0, len(weight), size):
                 part = slice(first, min(first + size, len(weight)))
                 gradient = block(part.start, part.stop)
@@ -126,13 +126,20 @@ class _Head(torch.autograd.Function):
                     torch.mm(gradient.t(), some, out=of_weight[part])
                 if of_bias is not None:
                     torch.sum(gradient, 0, out=of_bias[part])
-                if wanted[0] and of_some.dtype == weight.dtype:
-                    of_some.addmm_(gradient, weight[part])
+                if wanted[0] and total.dtype == weight.dtype:
+                    total.addmm_(gradient, weight[part])
                 elif wanted[0]:
-                    of_some += gradient @ weight[part]
-            of_some = of_some.to(some.dtype)
-        of_hidden = of_some if rows is None else torch.zeros_like(hidden).index_copy_(0, rows, of_some)
-        return of_hidden.view(shape), weight_gradient(ctx, of_weight), of_bias, None, None
+                    total += gradient @ weight[part]
+            of_some = total.to(some.dtype) if wanted[0] else None
+        if of_some is not None and rows is not None:
+            of_some = torch.zeros_like(hidden).index_copy_(0, rows, of_some)
+        of_hidden = None if of_some is None else of_some.view(shape)
+        return of_hidden, weight_gradient(ctx, of_weight), of_bias, None, None
+
+
+def _has_values(labels: torch.Tensor) -> bool:
+    """Which to read; in a graph, and of a FakeTensor, there are none."""
+    return type(labels) is torch.Tensor and not torch.compiler.is_compiling()
 
 
 def _rows(logits: torch.Tensor) -> int:

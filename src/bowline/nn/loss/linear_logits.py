@@ -26,7 +26,7 @@ def linear_logits(
     hidden (..., D), weight (V, D), bias (V,); logits (..., V) in the dtype of the product.
 
     Raises:
-        UsageError: shapes that do not fit, a masked id that is no token, a softcap of 0 or less.
+        UsageError: shapes that do not fit, a masked id that is no token, a softcap that is not above 0 and finite.
 
     Example:
         >>> linear_logits(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), mask_ids=[0])

@@ -46,7 +46,9 @@ class LinearCrossEntropy(nn.Module):
     def forward(
         self, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None = None
     ) -> Any:
-        if self.shift and labels.shape[-1:].numel():
+        if self.shift and not labels.ndim:
+            raise UsageError("labels (): expected (..., T), to be shifted", help="shift=False")
+        if self.shift and labels.shape[-1]:
             labels = nn.functional.pad(labels[..., 1:], (0, 1), value=self.options.get("ignore_index", -100))
         return linear_cross_entropy(hidden, weight, labels, bias=bias, class_weight=self.class_weight, **self.options)
 

@@ -41,7 +41,7 @@ class Options:
 
     def share(self, size: int) -> float:
         """The target of each token that smoothing spreads over, of a vocabulary of `size`."""
-        return self.label_smoothing / (size - len(self.mask_ids))
+        return self.label_smoothing / max(1, size - len(self.mask_ids))
 
 
 def check_ends(
@@ -56,7 +56,9 @@ def check_ends(
     for name, tensor in (("hidden", hidden), ("weight", weight)):
         if tensor.is_quantized or not tensor.is_floating_point():
             raise UsageError(f"{name} of {tensor.dtype}: expected floating point", help="dequantise it first")
-    if hidden.dtype != weight.dtype and not torch.is_autocast_enabled(weight.device.type):
+    kind = weight.device.type
+    casts = kind != "meta" and torch.is_autocast_enabled(kind)
+    if hidden.dtype != weight.dtype and not casts:
         raise UsageError(
             f"hidden of {hidden.dtype} and weight of {weight.dtype}: expected one dtype",
             help="cast one, or use autocast",
@@ -65,6 +67,8 @@ def check_ends(
         raise UsageError(
             f"bias {tuple(bias.shape)} for weight {tuple(weight.shape)}: expected {tuple(weight.shape[:1])}"
         )
+    if bias is not None and bias.dtype != weight.dtype and not (bias.is_floating_point() and casts):
+        raise UsageError(f"bias of {bias.dtype} and weight of {weight.dtype}: expected one dtype", help="cast the bias")
     if softcap is not None and not 0 < softcap < math.inf:
         raise UsageError(f"softcap={softcap!r}: expected a number above 0, or None")
 
@@ -82,6 +86,8 @@ def check_numbers(**options: Any) -> None:
 def masked_ids(mask_ids: Any, size: int) -> tuple[int, ...]:
     """Each once; they are tokens, and some token is not masked."""
     given = mask_ids.tolist() if hasattr(mask_ids, "tolist") else mask_ids
+    if isinstance(given, list) and any(isinstance(one, bool) for one in given):
+        raise UsageError("mask_ids of bool: expected ids of tokens, as [0, 1]", help="mask.nonzero()[:, 0]")
     try:
         found = tuple(dict.fromkeys(operator.index(token) for token in (() if given is None else given)))
     except TypeError:
@@ -128,9 +134,11 @@ def check_arguments(
 def check_labels(labels: torch.Tensor, size: int, options: Options) -> None:
     """On the CPU. Elsewhere reading values would stop the queue: such a loss is NaN, or torch's own assertion fails.
 
-    Under `torch.func.vmap` a label has no value to read.
+    A label of another class, as a FakeTensor, has no value to read, nor has one under `torch.func.vmap`.
     """
     if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0 or in_torch_func():
+        return
+    if type(labels) is not torch.Tensor:
         return
     ignored = options.ignore_index
     wrong = (labels != ignored) & ((labels < 0) | (labels >= size))

@@ -51,7 +51,7 @@ def current() -> Resources:
 
 @contextmanager
 def resources(**changes: Any) -> Iterator[Resources]:
-    """Inside, a loss may use this: `budget=` bytes, `onednn=False`, `compiler=False`.
+    """Inside, a loss may use this: `budget=` bytes, `onednn=False`, `compiler=False`. Threads begun inside may not.
 
     Raises:
         UsageError: a budget that is not more than 0, a switch that is neither True nor False, or another name.

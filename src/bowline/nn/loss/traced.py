@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bowline.nn.loss.lift import Lift, lifted, lowered
 from bowline.nn.loss.options import Options, check_labels
 from bowline.nn.loss.resources import current
 from bowline.nn.loss.sweep.job import Job, Wanted
@@ -19,8 +20,8 @@ from bowline.nn.loss.sweep.sweep import sweep
 __all__ = ["traced_total"]
 
 SCHEMA = (
-    "(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor factors, bool[] wanted, *, float logit_scale, "
-    "float? softcap, int ignore_index, float label_smoothing, float z_loss, int[] mask_ids) "
+    "(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor of_loss, Tensor? shrink, bool[] wanted, *, "
+    "float logit_scale, float? softcap, int ignore_index, float label_smoothing, float z_loss, int[] mask_ids) "
     "-> (Tensor losses, Tensor of_hidden, Tensor of_weight, Tensor of_bias)"
 )
 Swept = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -33,13 +34,10 @@ def traced_total(
     labels: torch.Tensor,
     factors: torch.Tensor,
     options: Options,
-    lift: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The sum of factor times loss: hidden (N, D), labels and factors (N,), a number.
-
-    Where there is a `lift`, gradients are that many times as large until the backward pass.
-    """
+    """The sum of factor times loss: hidden (N, D), labels and factors (N,), a number."""
     grad = torch.is_grad_enabled()
+    lift = Lift.of(hidden, weight, bias, factors, options) if grad else None
     wanted = [grad and one is not None and one.requires_grad for one in (hidden, weight, bias, factors)]
     head: Any = _Traced.apply
     total: torch.Tensor = head(hidden, weight, bias, labels, factors, options, lift, wanted)
@@ -50,10 +48,9 @@ class _Traced(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         hidden, weight, bias, labels, factors, options, lift, wanted = args
-        of_loss = factors if lift is None else factors * lift
-        ends = hidden, weight, bias, labels, of_loss
-        losses, *gradients = _swept(*ends, wanted[:3], **asdict(options))
-        ctx.save_for_backward(losses, *gradients, *(() if lift is None else (lift,)))
+        ends = hidden, weight, bias, labels
+        losses, *gradients = _swept(*ends, *lifted(factors, lift), wanted[:3], **asdict(options))
+        ctx.save_for_backward(losses, *gradients, *(lift or ()))
         ctx.wanted = wanted
         total: torch.Tensor = (losses * factors).sum()
         return total
@@ -61,11 +58,11 @@ class _Traced(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         losses, of_hidden, of_weight, of_bias, *lift = ctx.saved_tensors
-        by = grads[0] / lift[0] if lift else grads[0]
+        by, by_weight = lowered(grads[0], Lift(*lift) if lift else None)
         hidden, weight, bias, factors = ctx.wanted
         return (
             of_hidden * by if hidden else None,
-            of_weight * by if weight else None,
+            of_weight * by_weight if weight else None,
             of_bias * by if bias else None,
             None,
             losses * grads[0] if factors else None,
@@ -77,11 +74,11 @@ class _Traced(torch.autograd.Function):
 
 def _run(*ends: Any, **options: Any) -> Swept:
     """What the operator does."""
-    hidden, weight, bias, labels, of_loss, (of_hidden, of_weight, of_bias) = ends
+    hidden, weight, bias, labels, of_loss, shrink, (of_hidden, of_weight, of_bias) = ends
     asked = Options(**options | {"mask_ids": tuple(options["mask_ids"])})
     check_labels(labels, len(weight), asked)
     wanted = Wanted(hidden=of_hidden, weight=of_weight, bias=of_bias)
-    found = sweep(Job(hidden, weight, bias, labels, asked, current(), wanted, of_loss), skip=True)
+    found = sweep(Job(hidden, weight, bias, labels, asked, current(), wanted, of_loss, shrink=shrink), skip=True)
     made = (found.of_hidden, found.of_weight, found.of_bias)
     first, second, third = (hidden.new_empty(0) if one is None else one.contiguous() for one in made)
     return found.losses, first, second, third
@@ -89,7 +86,7 @@ def _run(*ends: Any, **options: Any) -> Swept:
 
 def _shapes(*ends: Any, **_options: Any) -> Swept:
     """What comes out of it: nothing in the place of a gradient that is not wanted."""
-    hidden, weight, bias, labels, _, wanted = ends
+    hidden, weight, bias, labels, _, _, wanted = ends
     losses = hidden.new_empty(labels.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
     first, second, third = (
         one.new_empty(one.shape) if asked else hidden.new_empty(0)

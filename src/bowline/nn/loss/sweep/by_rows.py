@@ -34,7 +34,7 @@ def sweep_rows(
     if of_hidden is not None:
         of_hidden += by.make_of_hidden(x, job.weight)
     if of_weight is not None:
-        by.add_of_weight(of_weight, x, ready, first)
+        by.add_of_weight(of_weight, x, ready if job.shrink is None else by.ready(job.right), first)
     if of_bias is not None:
         of_bias += x.sum(0, dtype=job.wide)
     return chunk

@@ -116,7 +116,6 @@ def _within(gradient: torch.Tensor, rows: int) -> torch.Tensor:
 def sweep_by_vocabulary(job: Job) -> Sweep:
     """The losses, the lse, and the wanted gradients; nothing is waited for."""
     of_weight = job.weight.new_empty(job.weight.shape)
-    job = job.cast()  # a bias may be wider
     blocks = _Blocks(job, _Plan.of(job), of_weight)
     losses, lse = _first_pass(job, blocks)
     return _second_pass(job, blocks, losses, lse)
@@ -150,7 +149,8 @@ def _second_pass(job: Job, blocks: _Blocks, losses: torch.Tensor, lse: torch.Ten
     own = torch.zeros_like(of_p)
     product = hidden.new_zeros(hidden.shape, dtype=job.wide) if job.wanted.hidden else None
     of_bias = weight.new_empty(len(weight), dtype=job.wide) if job.wanted.bias else None
-    ready = by.ready(hidden)
+    right = job.right
+    ready = by.ready(right)
     for part in blocks.parts:
         whole, out = blocks.whole(part), None if banned is None else banned[part]
         for rows, x in blocks.kept(part):
@@ -165,7 +165,7 @@ def _second_pass(job: Job, blocks: _Blocks, losses: torch.Tensor, lse: torch.Ten
             torch.sum(whole, 0, dtype=job.wide, out=of_bias[part])
     del whole, x
     blocks.forget()
-    add_rows(of_weight, ids, hidden, own)
+    add_rows(of_weight, ids, right, own)
     if of_bias is not None:
         of_bias = of_bias.index_add_(0, ids, own).to(weight.dtype)
     of_hidden = None

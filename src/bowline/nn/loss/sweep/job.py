@@ -32,7 +32,7 @@ class Job:
     Products are made in the dtype of hidden. A float32 matrix beside hidden in half precision, as under autocast, is
     cast for them, and its gradient is summed in float32.
 
-    `wanted`: which gradients; without any, `of_loss` and `of_lse` are not read.
+    `wanted`: which gradients. `shrink`: what that of the matrix is to be multiplied by, a number, or `None` for 1.
     """
 
     hidden: torch.Tensor
@@ -44,10 +44,16 @@ class Job:
     wanted: Wanted
     of_loss: torch.Tensor
     of_lse: torch.Tensor | None = None
+    shrink: torch.Tensor | None = None
 
     @property
     def wide(self) -> torch.dtype:
         return torch.promote_types(self.hidden.dtype, torch.float32)
+
+    @property
+    def right(self) -> torch.Tensor:
+        """What the gradient of the logits is multiplied with for that of the matrix: hidden, shrunk."""
+        return self.hidden if self.shrink is None else self.hidden * self.shrink
 
     @property
     def kernels(self) -> bool:

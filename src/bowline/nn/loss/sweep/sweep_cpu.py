@@ -90,9 +90,9 @@ def sweep_on_cpu(job: Job) -> Sweep:
             take(part, sweep_rows, room=room)
     del room  # what follows has copies of hidden
     if of_weight is not None and count:
-        add_rows(of_weight, ids, hidden, own, kernels=job.kernels)
+        add_rows(of_weight, ids, job.right, own, kernels=job.kernels)
         if plan.sums != weight.dtype:
-            of_weight = on_huge_pages(torch.empty_like(weight)).copy_(of_weight)
+            of_weight = on_huge_pages(weight.new_empty(weight.shape)).copy_(of_weight)
     if of_bias is not None and bias is not None:
         of_bias = of_bias.index_add_(0, ids, own).to(bias.dtype)
     return Sweep(losses=losses, lse=lse, of_hidden=of_hidden, of_weight=of_weight, of_bias=of_bias)

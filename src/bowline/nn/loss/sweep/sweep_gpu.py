@@ -26,6 +26,7 @@ def sweep_on_gpu(job: Job) -> Sweep:
         return _nothing(job)
     cast = job.cast()
     hidden, weight, bias, options, wanted = job.hidden, cast.weight, cast.bias, job.options, job.wanted
+    right = job.right
     count, size, by = len(hidden), len(weight), GpuProducts()
     sums = job.beside() if wanted.weight else 0
     step = chunk_rows(count, size, weight.dtype, weight.device, job.allowed.scratch(weight), sums)
@@ -50,15 +51,16 @@ def sweep_on_gpu(job: Job) -> Sweep:
             else:
                 of_hidden[part] = product.add_(weight[ids[part]].to(job.wide) * chunk.of_label[:, None])
         if of_weight is not None:
+            some = right[part]
             if chunk.factor is not None:
-                ready = by.ready(torch.mul(ready.plain, chunk.factor[:, None], out=torch.empty_like(ready.plain)))
-            by.add_of_weight(of_weight, x, ready, first == 0)
+                some = torch.mul(some, chunk.factor[:, None], out=torch.empty_like(some))
+            by.add_of_weight(of_weight, x, by.ready(some), first == 0)
         if of_bias is not None:
             of_bias += x.sum(0, dtype=job.wide)
     del room, x
     all_rows = _joined(chunks)
     if of_weight is not None:
-        add_rows(of_weight, ids, hidden, all_rows.of_label, kernels=job.kernels)
+        add_rows(of_weight, ids, right, all_rows.of_label, kernels=job.kernels)
         of_weight = of_weight.to(job.weight.dtype)
     if of_bias is not None and all_rows.of_label is not None:
         of_bias = of_bias.index_add_(0, ids, all_rows.of_label).to(job.weight.dtype)

@@ -1,9 +1,9 @@
 """A chunk of tokens whose logits lie turned, (V, n): made, and used up, block by block of the vocabulary.
 
-A first pass makes the powers e^(logit - base) of each block, adds them up and multiplies them with the block of the matrix,
-which is still in the cache; a second multiplies them with hidden. The base is a number for each token, so the gradient
-of a logit is its power times a factor of the token, and hidden (n, D) and its gradient are multiplied by that factor,
-not the powers.
+A first pass makes the powers e^(logit - base) of each block, adds them up and multiplies them with the block of the
+matrix, which is still in the cache; a second multiplies them with hidden. The base is a number for each token, so the
+gradient of a logit is its power times a factor of the token, and hidden (n, D) and its gradient are multiplied by that
+factor, not the powers.
 
 Turned, because a product of few tokens is faster so (a tenth and more with MKL: the large matrix is read as it lies);
 and because a row of the matrix's gradient, D numbers, has room for the logits of n <= D tokens. So the first tokens'
@@ -287,7 +287,7 @@ class _Turned:
             self.of_hidden *= self.factor[:, None]
         if self.kept is None:
             return
-        hidden = self._hidden_times_factor() if of_weight is not None and not self.multiplied else self.hidden
+        hidden = self._right() if of_weight is not None else self.hidden
         for at, (part, x) in enumerate(zip(self.parts, self.kept, strict=True)):
             if self.multiplied:
                 x = self._gradient(x, at)
@@ -300,9 +300,12 @@ class _Turned:
                 x = self.by.rounded(x, self.job.hidden.dtype)
                 self.by.add_block_of_weight(of_weight[part], x, hidden, first)
 
-    def _hidden_times_factor(self) -> Hidden:
-        found = self.job.hidden.to(self.job.wide) * self.factor[:, None]
-        return self.by.ready(self.by.rounded(found, self.job.hidden.dtype))
+    def _right(self) -> Hidden:
+        """Of the product that makes the gradient of the matrix: hidden, times the factors where powers are not."""
+        right = self.job.right
+        if self.multiplied:
+            return self.hidden if right is self.job.hidden else self.by.ready(right)
+        return self.by.ready(self.by.rounded(right.to(self.job.wide) * self.factor[:, None], right.dtype))
 
     def _gradient(self, powers: torch.Tensor, at: int) -> torch.Tensor:
         """Of a part's products: powers times factors, less what smoothing takes off."""
