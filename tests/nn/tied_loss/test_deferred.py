@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -214,6 +214,25 @@ def test_a_bias_of_another_precision_than_the_matrix_is_not_rounded() -> None:
     torch.testing.assert_close(found, F.cross_entropy(F.linear(hidden, weight).float() + bias, LABELS))
 
 
+def test_a_bias_of_zeros_in_another_precision_learns() -> None:
+    hidden, weight = torch.randn(6, 4, dtype=torch.bfloat16), torch.randn(V, 4, dtype=torch.bfloat16)
+    bias = torch.zeros(V, requires_grad=True)
+    F.cross_entropy(deferred_of(hidden, weight).float() + bias, LABELS).backward()
+    assert bias.grad is not None and bias.grad.abs().sum() > 0
+
+
+class Pair(NamedTuple):
+    one: Any
+    other: Any
+
+
+def test_several_of_them_are_several_tensors() -> None:
+    logits = F.linear(*ends())
+    for kind in (list, tuple, lambda both: Pair(*both)):
+        found = torch.cat(kind([deferred_of(*ends()), deferred_of(*ends())]))
+        torch.testing.assert_close(found, torch.cat([logits, logits]))
+
+
 def test_copies_and_pickles_are_plain_logits() -> None:
     deferred = DeferredLogits(Product(torch.ones(2, 4), torch.ones(V, 4), None, torch.float32))
     for copied in (copy.deepcopy(deferred), pickle.loads(pickle.dumps(deferred))):
@@ -233,7 +252,11 @@ def test_asking_whether_they_have_gradients_computes_nothing() -> None:
     assert not deferred.is_leaf
     assert deferred._base is None
     assert deferred.grad_fn is not None
+    assert not (deferred.is_quantized or deferred.is_sparse or deferred.is_cuda or deferred.is_meta)
     assert deferred._made is None
+    with torch.no_grad():
+        assert deferred[-1:].argmax(-1).shape == (1,)
+    assert deferred._made is None, "all were made for one row, which needs no gradient"
     assert not deferred_of(*(one.detach() for one in ends())).requires_grad
 
 
@@ -301,6 +324,75 @@ def test_gradients_come_by_what_was_put_behind_them(inside: bool) -> None:
         torch.testing.assert_close(one.grad, other.grad)
 
 
+class Floor(torch.autograd.Function):
+    """Writes to a copy, without autograd, which gives what is returned a place in the graph afterwards."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, step: Callable[[Any], Any]) -> torch.Tensor:
+        out: torch.Tensor = step(logits)
+        out[..., 40:] = -10.0
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        found = gradients[0].clone()
+        found[..., 40:] = 0.0
+        return found, None
+
+
+@pytest.mark.parametrize("step", [lambda x: x.clone(), lambda x: x * 2, lambda x: (x / 2).tanh()])
+def test_what_a_function_returns_has_the_gradient_that_it_computes(step: Callable[[Any], Any]) -> None:
+    floor: Any = Floor.apply
+    found = []
+    for deferred in (True, False):
+        leaves = ends()
+        out = floor(deferred_of(*leaves) if deferred else F.linear(*leaves), step)
+        part = out[1:]
+        found.append([part.min(), *torch.autograd.grad(part.logsumexp(-1).sum() + out[0].sum(), leaves)])
+    torch.testing.assert_close(*found)
+
+
+def test_a_part_of_what_a_function_has_written_to_is_written_to() -> None:
+    parts: list[Any] = []
+
+    def step(logits: Any) -> Any:
+        out = logits.clone()
+        parts.append(out[1:])
+        return out
+
+    floor: Any = Floor.apply
+    for logits in (deferred_of(*ends()), F.linear(*ends())):
+        floor(logits, step).sum()
+    with torch.no_grad():
+        assert [part[..., 40:].max().item() for part in parts] == [-10.0, -10.0]
+
+
+def test_a_look_inside_of_a_checkpoint_leaves_them_their_gradients() -> None:
+    def head(*leaves: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        logits = deferred_of(*leaves)
+        logits.argmax(-1)
+        return F.cross_entropy(logits, LABELS), logits
+
+    mine, plain = ends(), ends()
+    loss, logits = checkpoint(head, *mine, use_reentrant=True)
+    (loss + logits.logsumexp(-1).mean()).backward()
+    expected = F.linear(*plain)
+    (F.cross_entropy(expected, LABELS) + expected.logsumexp(-1).mean()).backward()
+    torch.testing.assert_close([one.grad for one in mine], [one.grad for one in plain])
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_gradients_that_come_by_their_place_have_gradients(biased: bool) -> None:
+    found = []
+    for deferred in (True, False):
+        leaves = ends(biased=biased)
+        logits = deferred_of(*leaves) if deferred else F.linear(*leaves)
+        logits.register_hook(lambda gradient: None)
+        (first,) = torch.autograd.grad(logits.logsumexp(-1).square().sum(), leaves[:1], create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), leaves))
+    torch.testing.assert_close(*found)
+
+
 # --- when they were made, and where ----------------------------------------------------------------------------------
 
 
@@ -322,6 +414,11 @@ def test_those_of_a_model_without_autograd_have_no_gradients_after_it(mode: Call
     assert not deferred.requires_grad
     assert not F.cross_entropy(deferred, LABELS).requires_grad
     assert not (deferred + 0).requires_grad
+    with mode():
+        again = deferred_of(mine[0] * 1, *mine[1:], grad=torch.is_grad_enabled())
+    bias = torch.zeros(V, dtype=torch.float64, requires_grad=True)
+    F.cross_entropy(again + bias, LABELS).backward()
+    assert bias.grad is not None and bias.grad.abs().sum() > 0
     with torch.no_grad():
         assert not deferred_of(*mine).float().requires_grad
 

@@ -59,18 +59,22 @@ class DeferredLogits(torch.Tensor):
 
     def made(self) -> torch.Tensor:
         """The logits."""
-        if self._view is not None and not self._in_its_memory and self._view.of._was_written():
+        if self._view is not None and self._is_a_copy_of_its_view() and self._view.of._was_written():
             self._become_the_view(self._view)
         if self._made is None:
-            through_its_place = cast("Any", _Made.apply)
             with self._as_there():
                 alone = self._unseen() and not _saving_is_watched()
-                self._keep(self.product.logits() if alone else through_its_place(self))
+                self._keep(self.product.logits() if alone else _Made.of(self))
+        elif not self._made.requires_grad and self._returned_by_a_function():
+            written = self._was_written()
+            with self._as_there():
+                self._keep(_Made.of(self))
+            self._made_version = None if written else self._made_version
         return cast("torch.Tensor", self._made)
 
     def made_to_be_written(self) -> torch.Tensor:
         """The logits, in the memory that they have where nothing is deferred."""
-        if self._view is not None and not self._in_its_memory:
+        if self._view is not None and self._is_a_copy_of_its_view():
             self._view.of.made_to_be_written()
             self._become_the_view(self._view)
         return self.made()
@@ -90,6 +94,13 @@ class DeferredLogits(torch.Tensor):
     def _keep(self, made: torch.Tensor) -> None:
         self._made, self._made_version = made, _version(made)
 
+    def _is_a_copy_of_its_view(self) -> bool:
+        return self._view is not None and not self._in_its_memory
+
+    def _may_be_written_by(self, other: Any) -> bool:
+        """Whether writing to what was made of it would write to a copy of what it is a view of."""
+        return self._is_a_copy_of_its_view() and self._unseen() and _shares_memory(other, self.made())
+
     def _was_written(self) -> bool:
         if self._view is not None:
             return self._in_its_memory or self._view.of._was_written()
@@ -104,9 +115,13 @@ class DeferredLogits(torch.Tensor):
 
     def _unseen(self) -> bool:
         """Whether gradients need not come by its place in the graph."""
+        return not self._watched and not self._returned_by_a_function()
+
+    def _returned_by_a_function(self) -> bool:
+        """Whether one has put something between its own place and this, as one that computes without autograd does."""
         with torch._C.DisableTorchFunctionSubclass():
             place = self.grad_fn
-        return not self._watched and (place is None or isinstance(place, _Place._backward_cls))
+        return place is not None and not isinstance(place, _Place._backward_cls)
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"DeferredLogits(shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -129,16 +144,23 @@ class DeferredLogits(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 first._watched |= func in WATCHING
                 return func(*args, **kwargs)
-        for written in (first if _writes(func, kwargs) else None, kwargs.get("out")):
-            if isinstance(written, DeferredLogits):
-                written.made_to_be_written()
+        for written in _deferred_in((first if _writes(func, kwargs) else None, kwargs.get("out"))):
+            written.made_to_be_written()
         if isinstance(first, DeferredLogits) and first._may_note(func):
             found = noted(func, first.product, args[1:], kwargs)
             if isinstance(found, Product):
                 return first._followed_by(found, func, args[1:], kwargs)
             if found is not None:
                 return found
-        return func(*map(_made, args), **{key: _made(value) for key, value in kwargs.items()})
+
+        def done() -> Any:
+            return func(*map(_made, args), **{key: _made(value) for key, value in kwargs.items()})
+
+        found = done()
+        if isinstance(first, DeferredLogits) and first._may_be_written_by(found):
+            first.made_to_be_written()
+            return done()
+        return found
 
     def _followed_by(
         self, product: Product, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -182,18 +204,17 @@ class _Place(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        product, wanted = ctx.product, ctx.needs_input_grad[1:]
+        product, wanted, again = ctx.product, ctx.needs_input_grad[1:], torch.is_grad_enabled()  # create_graph=True
         if gradient is None:
             return None, None, None, None
         with torch.enable_grad():
             ends = [
-                one if one is None else one.detach().requires_grad_(asked)
+                one if one is None or again else one.detach().requires_grad_(asked)
                 for one, asked in zip((product.hidden, product.weight, product.bias), wanted, strict=True)
             ]
             logits = replace(product, hidden=ends[0], weight=ends[1], bias=ends[2]).logits()
-        found = iter(
-            torch.autograd.grad(logits, [one for one in ends if one is not None and one.requires_grad], gradient)
-        )
+        asked_for = [one for one, asked in zip(ends, wanted, strict=True) if asked]
+        found = iter(torch.autograd.grad(logits, asked_for, gradient, create_graph=again))
         return None, *(next(found) if asked else None for asked in wanted)
 
 
@@ -201,8 +222,16 @@ class _Made(torch.autograd.Function):
     """The logits, whose gradient comes by the place of those that were not computed."""
 
     @staticmethod
+    def of(deferred: DeferredLogits) -> torch.Tensor:
+        apply: Any = _Made.apply
+        found: torch.Tensor = apply(deferred)
+        return found
+
+    @staticmethod
     def forward(ctx: Any, deferred: DeferredLogits) -> torch.Tensor:
-        return deferred.product.logits()
+        found = deferred.product.logits() if deferred._made is None else deferred._made.detach()
+        alone: Any = found.new_empty(0)
+        return cast("torch.Tensor", alone.set_(found))  # the same memory, and no view, which nobody could write to
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
@@ -221,8 +250,25 @@ def _replaced(value: Any, by: Callable[[DeferredLogits], torch.Tensor]) -> Any:
     if isinstance(value, DeferredLogits):
         return by(value)
     if isinstance(value, (list, tuple)) and any(isinstance(one, DeferredLogits) for one in value):
-        return type(value)(_replaced(one, by) for one in value)
+        return [_replaced(one, by) for one in value]
     return value
+
+
+def _deferred_in(value: Any) -> Iterator[DeferredLogits]:
+    if isinstance(value, DeferredLogits):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _deferred_in(one)
+
+
+def _shares_memory(found: Any, made: torch.Tensor) -> bool:
+    if isinstance(found, (list, tuple)):
+        return any(_shares_memory(one, made) for one in found)
+    if not isinstance(found, torch.Tensor) or isinstance(found, DeferredLogits) or found.layout != torch.strided:
+        return False
+    same: bool = found.untyped_storage()._cdata == made.untyped_storage()._cdata
+    return same
 
 
 def _version(tensor: torch.Tensor) -> int | None:
@@ -231,7 +277,7 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 
 def _writes(function: Any, kwargs: Mapping[str, Any]) -> bool:
-    name = getattr(function, "__name__", "")
+    name = getattr(function, "__name__", "").partition(".")[0]
     return name in WRITING or (name.endswith("_") and not name.endswith("__")) or bool(kwargs.get("inplace"))
 
 
@@ -242,7 +288,8 @@ def _saving_is_watched() -> bool:
 
 
 OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
-WRITING = {"__setitem__", *(f"__i{name}__" for name in OPERATORS)}
+WRITING = {"__setitem__", "__set__", "register_hook", "retain_grad", *(f"__i{name}__" for name in OPERATORS)}
+"""What changes a tensor, or what becomes of its gradient."""
 METADATA = frozenset(
     {
         torch.Tensor.size,

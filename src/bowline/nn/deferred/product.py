@@ -150,13 +150,14 @@ class Product:
     def plus(self, other: torch.Tensor) -> Product | None:
         """The logits plus a bias (V,), or one of zeros in another dtype, where that can be noted."""
         one_each = 0 < other.ndim <= self.hidden.ndim and other.numel() == self.weight.shape[0] == other.shape[-1]
-        if self.stepped is not None or not one_each:
+        learns = other.requires_grad and torch.is_grad_enabled()
+        if self.stepped is not None or not one_each or (learns and not self.grad):
             return None
         if not self.dtype == other.dtype == self.multiplied:
             wide = torch.promote_types(self.dtype, other.dtype)
             return self.to(wide) if not other.requires_grad and is_of_zeros(other) else None
         bias = other.reshape(-1)
-        return self._with(bias=bias if self.bias is None else self.bias + bias)
+        return self._with(bias=bias.clone() if self.bias is None else self.bias + bias)  # as it is now
 
 
 class Seen(NamedTuple):
