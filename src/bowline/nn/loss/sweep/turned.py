@@ -46,6 +46,8 @@ MOST = {torch.float16: 2.0**14}
 """Sums of a block's powers from which on the base is too low, by the dtype in which powers are kept."""
 MOST_OF_OTHERS = 2.0**60
 LOG2_E = 1 / math.log(2)
+FAR = 2.0**10
+"""An exponent of which half a unit in the last place is not nothing any more."""
 
 
 def fits_turned(options: Options) -> bool:
@@ -242,7 +244,7 @@ class _Turned:
             if self.rule.share:
                 added += (y if banned is None else y.masked_fill(banned, 0.0)).sum(0)
             slope = None if self.rule.softcap is None else 1 - y.square()
-            y.sub_(base).mul_(LOG2_E * self.height)  # in this order, so that the highest power is 1 whatever the base
+            self._to_exponents(y, base)
             y = torch.exp2(y, out=some if some.dtype == y.dtype else y)
             if banned is not None:
                 y.masked_fill_(banned, 0.0)
@@ -252,6 +254,14 @@ class _Turned:
             if y.dtype != some.dtype:
                 some.copy_(y)
         return sums, added
+
+    def _to_exponents(self, y: torch.Tensor, base: torch.Tensor) -> None:
+        """LOG2_E (y - base) in place: in one pass, which rounds that of the base, or in two, where that would show."""
+        steepness = LOG2_E * self.height
+        if base.abs().amax() * steepness > FAR:
+            y.sub_(base).mul_(steepness)
+        else:
+            torch.add(base * -steepness, y, alpha=steepness, out=y)
 
     def _highest(self, y: torch.Tensor, banned: torch.Tensor | None) -> torch.Tensor:
         return (y if banned is None else y.masked_fill(banned, -torch.inf)).amax(0)
