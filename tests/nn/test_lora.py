@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import AdaLoraConfig, LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
@@ -348,6 +348,18 @@ def test_only_active_adapters_count() -> None:
     merged: Any = merge_lora(model)
     assert merged.lm_head.weight is merged.model.embed_tokens.weight
     assert close(logits(merged), before)
+
+
+def test_a_heads_adapter_of_another_kind_than_lora_is_merged_there_alone() -> None:
+    config = AdaLoraConfig(target_modules=["lm_head"], init_r=4, total_step=10, tinit=1, tfinal=2, deltaT=1)
+    model: Any = get_peft_model(built(gpt2), config).eval()
+    model.base_model.model.lm_head.lora_E["default"].data.normal_(0, 0.3, generator=torch.Generator().manual_seed(1))
+    before = logits(model)
+    with pytest.raises(TieError, match=r"lm_head\.weight has the adapter 'default' \(SVDLinear\)"):
+        merge_lora(model)
+    merged: Any = merge_lora(model, on_tie="untie")
+    assert close(logits(merged), before)
+    assert not torch.equal(merged.lm_head.weight, merged.transformer.wte.weight)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

@@ -227,11 +227,14 @@ def _delta(layer: Any, adapter: str, attribute: str) -> Delta | None:
 def _factors(layer: Any, adapter: str) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The two matrices whose product is the delta, in a head's order; an embedding's LoRA is a head's transposed.
 
-    Products are not compared: two orders of summation round differently.
+    Products are not compared: two orders of summation round differently. `None` where the delta is more than the
+    product of two modules, as AdaLoRA's is.
     """
     if adapter in getattr(layer, "lora_embedding_A", {}):
         return layer.lora_embedding_A[adapter].detach().T, layer.lora_embedding_B[adapter].detach().T
-    if adapter in getattr(layer, "lora_A", {}) and not hasattr(layer, "parameter_name"):
+    if hasattr(layer, "parameter_name") or not isinstance(getattr(layer, "lora_A", None), nn.ModuleDict):
+        return None
+    if adapter in layer.lora_A:
         return layer.lora_B[adapter].weight.detach(), layer.lora_A[adapter].weight.detach()
     return None
 
