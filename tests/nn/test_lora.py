@@ -404,6 +404,13 @@ def test_a_model_without_adapters_is_refused() -> None:
             merge_lora(model)
 
 
+def test_a_model_that_was_merged_is_used_up() -> None:
+    model = adapted(built(llama), target_modules=["q_proj"])
+    merge_lora(model)
+    with pytest.raises(UsageError, match=r"PeftModel: its adapters are merged already \(help: use the model that"):
+        merge_lora(model)
+
+
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(UsageError, match="expected 'raise' or 'untie'"):
         merge_lora(adapted(built(llama), target_modules=["lm_head"]), on_tie="average")  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ def merge_lora(model: nn.Module, *, on_tie: Literal["raise", "untie"] = "raise")
     the head. As with peft, `model` is used up.
 
     Raises:
-        UsageError: `model` is no peft model with adapters to merge, or has a LoRA bias where the base has none.
+        UsageError: `model` is no peft model with adapters to merge, or is used up; a LoRA bias where the base has none.
         TieError: a tie that cannot stay, or one that `merge_adapter()` has merged onto already; `model` is as it was.
 
     Example:
@@ -115,13 +115,17 @@ def merge_lora(model: nn.Module, *, on_tie: Literal["raise", "untie"] = "raise")
 
 
 def _base_of(model: nn.Module) -> nn.Module:
-    """The model inside `PeftModel(LoraModel(base))`, or inside a bare `LoraModel`."""
+    """The model inside `PeftModel(LoraModel(base))`, or inside a bare `LoraModel`, with peft's layers in it."""
     tuner = getattr(model, "_modules", {}).get("base_model", model)
     base = getattr(tuner, "_modules", {}).get("model")
     if base is None or not hasattr(model, "merge_and_unload"):
         raise UsageError(
             f"{type(model).__name__}: has no adapters to merge, expected a peft model",
             help="peft.get_peft_model(model, LoraConfig(...)) or PeftModel.from_pretrained makes one",
+        )
+    if all(_below(module, trained=False) is None for module in base.modules()):
+        raise UsageError(
+            f"{type(model).__name__}: its adapters are merged already", help="use the model that merge_lora returned"
         )
     return cast(nn.Module, base)
 
@@ -130,7 +134,7 @@ def _places(module: nn.Module, parent: nn.Module, path: str, *, trained: bool) -
     """Every parameter of the base model by its name there: what it holds now, or (`trained`) what a merge leaves."""
     child = path.rpartition(".")[2]
     inner, layers = module, []
-    while (below := _below(inner, trained)) is not None:
+    while (below := _below(inner, trained=trained)) is not None:
         if "base_layer" in inner._modules:
             layers.append(inner)
         inner = below
@@ -143,7 +147,7 @@ def _places(module: nn.Module, parent: nn.Module, path: str, *, trained: bool) -
             yield from _places(module_below, inner, f"{path}.{name}" if path else name, trained=trained)
 
 
-def _below(module: Any, trained: bool) -> nn.Module | None:
+def _below(module: Any, *, trained: bool) -> nn.Module | None:
     """What one of peft's layers lies over; `None` for any other module."""
     inside = module._modules
     if not hasattr(module, "active_adapters"):
