@@ -118,11 +118,14 @@ def test_an_entry_is_off_by_at_most_half_its_rows_scale(dtype: torch.dtype) -> N
     matrix[1, 1:] = 0  # one entry, which is the largest
     matrix[2] = torch.finfo(dtype).tiny  # scales below the smallest normal number
     matrix = matrix.to(dtype)
+    matrix[3] = torch.finfo(dtype).max
     table = QuantizedTable(matrix)
     assert (table.values.dtype, table.scale.dtype) == (torch.int8, dtype)
     exact = table.values.double() * table.scale.double()[:, None]
     assert bool(((matrix.double() - exact).abs() <= table.scale.double()[:, None] / 2 * (1 + 1e-12)).all())
     largest = matrix.double().abs().amax(1)
+    allowed = table.scale.double()[:, None] / 2 * (1 + 127 * torch.finfo(dtype).eps) * (1 + 1e-12)
+    assert bool(((matrix.double() - table.rows().double()).abs() <= allowed).all()), "rounded to the dtype once"
     assert bool((table.scale.double() <= largest / 127 * (1 + 2 * torch.finfo(dtype).eps) + 1e-7).all())
     assert table.values[0].any().item() is False
 

@@ -36,8 +36,10 @@ class QuantizedTable(nn.Module):
     """A `(V, D)` matrix as int8 `values` `(V, D)` and a float `scale` `(V,)`: row v is `scale[v] * values[v]`.
 
     Symmetric, to the nearest: `scale[v]` is the smallest number of the matrix's dtype that is no less than
-    max|row v| / 127, so that each entry is off by at most `scale[v] / 2`. A cast of the model afterwards (`.half()`)
-    rounds the scales: cast first.
+    max|row v| / 127 (the one below it where 127 of these would overflow), so that each entry of the product is off by
+    at most `scale[v] / 2`. `rows` rounds the product to the dtype: with that, an entry is off by at most
+    `(1 + 127 eps) scale[v] / 2`, which in bfloat16, whose eps is 1/128, is nearly twice as much. A cast of the model
+    afterwards (`.half()`) rounds the scales: cast first.
 
     Example:
         >>> table = QuantizedTable(torch.tensor([[127.0, -63.6], [0.0, 0.0]]))
@@ -56,7 +58,7 @@ class QuantizedTable(nn.Module):
         self.register_buffer("scale", scale)
 
     def rows(self, at: torch.Tensor | slice = slice(None)) -> torch.Tensor:
-        """The rows `at`, in the scale's dtype: `(..., D)`."""
+        """The rows `at`, rounded to the scale's dtype: `(..., D)`."""
         return self.values[at].to(self.scale.dtype) * self.scale[at].unsqueeze(-1)
 
     def extra_repr(self) -> str:
@@ -88,8 +90,8 @@ class QuantizedEmbedding(nn.Module):
 class QuantizedHead(nn.Module):
     """The output end: `(..., D)` hidden states to `(..., V)` logits, `hidden @ rows.T + bias`.
 
-    With h the hidden state, a logit is off by at most `scale[v] / 2 * |h|_1`. The table is the embedding's: the head
-    reads it there and lists it neither in its modules nor in its state.
+    With h the hidden state, a logit of the rounded matrix is off by at most `(1 + 127 eps) scale[v] / 2 * |h|_1`. The
+    table is the embedding's: the head reads it there and lists it neither in its modules nor in its state.
     """
 
     bias: nn.Parameter | None
@@ -208,15 +210,20 @@ def _blocks(matrix: torch.Tensor) -> list[slice]:
 
 
 def _scale(matrix: torch.Tensor) -> torch.Tensor:
-    """max|row| / 127 in the matrix's dtype, rounded up: rounded down, the largest entry would be 128 steps away."""
+    """max|row| / 127 in the matrix's dtype, rounded up: rounded down, the largest entry would be 128 steps away.
+
+    Except where 127 steps would overflow: there the largest entry is no more than 127.5 of the steps rounded down.
+    """
     largest = torch.cat([matrix[block].abs().amax(1) for block in _blocks(matrix)])
     scale = (largest.double() / LARGEST).to(matrix.dtype)
     is_short = scale.double() * LARGEST < largest.double()
-    return torch.where(is_short, torch.nextafter(scale, torch.full_like(scale, torch.inf)), scale)
+    scale = torch.where(is_short, torch.nextafter(scale, torch.full_like(scale, torch.inf)), scale)
+    overflows = torch.isinf(scale * LARGEST) & torch.isfinite(largest)
+    return torch.where(overflows, torch.nextafter(scale, torch.zeros_like(scale)), scale)
 
 
 def _values(matrix: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Each entry in steps of its row's scale, to the nearest; divided in float64, where a half is not rounded away."""
     steps = scale.double().masked_fill(scale == 0, 1.0).unsqueeze(-1)
-    blocks = [(matrix[block].double() / steps[block]).round().to(torch.int8) for block in _blocks(matrix)]
-    return torch.cat(blocks)
+    exact = (matrix[block].double() / steps[block] for block in _blocks(matrix))
+    return torch.cat([entries.round().clamp(-LARGEST, LARGEST).to(torch.int8) for entries in exact])
