@@ -138,6 +138,9 @@ def test_heads_to_prune_are_a_mapping_to_lists(heads: Any) -> None:
         ("eos_token_id", [[1]]),
         ("pad_token_id", "x"),
         ("pad_token_id", -1),
+        ("pad_token_id", 61),
+        ("pad_token_id", [1]),
+        ("pad_token_id", True),
         ("stop", "ab"),
         ("stop", 2.5),
         ("stop", [["a"]]),
@@ -152,6 +155,28 @@ def test_what_means_nothing_to_generate_is_refused_before_any_work(cls: Any, nam
     drawn = {"do_sample": True} if name in ("temperature", "top_p", "generator") else {}
     with pytest.raises(UsageError, match=name):
         made(cls).generate(IDS[:1], max_new_tokens=3, **{**drawn, name: value})
+
+
+@pytest.mark.parametrize(
+    ("first", "ends"), [([], [*range(61)]), ([*range(60)], [60]), ([*range(40)], [*range(30, 99)])]
+)
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"do_sample": True}])
+def test_bans_that_together_leave_no_token_are_refused_before_any_work(
+    first: list[int], ends: list[int], options: Any
+) -> None:
+    model = made(models.GPT2LMHeadModel)
+    banned = {"begin_suppress_tokens": first, "eos_token_id": ends, "max_new_tokens": 3, **options}
+    with pytest.raises(UsageError, match=r"min_new_tokens=2: expected 0, since .* leave no other token"):
+        model.generate(IDS, min_new_tokens=2, **banned)
+    assert model.generate(IDS, min_new_tokens=0, **banned).shape[1] > IDS.shape[1]
+
+
+def test_an_end_that_is_no_token_pads_nothing() -> None:
+    model = made(models.GPT2LMHeadModel, eos_token_id=99).eval()
+    plain = model.generate(IDS, max_new_tokens=5)
+    assert torch.equal(plain, model.generate(IDS, max_new_tokens=5, eos_token_id=[]))
+    with pytest.raises(UsageError, match="rows that stop early need padding"):
+        model.generate(IDS, max_new_tokens=5, stop=int(plain[0, 5]))
 
 
 @pytest.mark.parametrize(

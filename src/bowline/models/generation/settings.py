@@ -89,7 +89,7 @@ def settings_for(
     if not (_is_number(repetition_penalty) and repetition_penalty > 0):
         _refuse("repetition_penalty", repetition_penalty, "a number above 0, and 1 for none")
     begin_suppress = _tokens("begin_suppress_tokens", begin_suppress_tokens)
-    if begin_suppress and not set(range(config.vocab_size)).difference(begin_suppress):
+    if not _leaves_one(config.vocab_size, begin_suppress):
         _refuse("begin_suppress_tokens", begin_suppress_tokens, "to leave one token to begin with")
     if early_stopping not in (True, False, "never"):
         _refuse("early_stopping", early_stopping, "True, False or 'never'")
@@ -100,16 +100,21 @@ def settings_for(
 
     given = config.eos_token_id if eos_token_id is None else eos_token_id
     eos = _tokens("eos_token_id", () if given is None else given)
+    if min_new_tokens and not _leaves_one(config.vocab_size, (*begin_suppress, *eos)):
+        why = "since eos_token_id and begin_suppress_tokens leave no other token to begin with"
+        _refuse("min_new_tokens", min_new_tokens, f"0, {why}")
     pad = config.pad_token_id if pad_token_id is None else pad_token_id
     if pad is not None:
-        _tokens("pad_token_id", pad)
+        _whole("pad_token_id", pad, 0)
+        if pad >= config.vocab_size:
+            _refuse("pad_token_id", pad, f"one of the {config.vocab_size} tokens that there are")
     if stop is not None and not isinstance(stop, (int, list, tuple)):
         _refuse("stop", stop, "tokens, or sequences of tokens", help="tokenizer.encode makes them of a text")
     sequences = tuple(_tokens("stop", one) for one in ((stop,) if isinstance(stop, int) else stop or ()))
     if () in sequences:
         raise UsageError("stop has an empty sequence, which every text ends with", help="leave it out")
-    if pad is None and eos:
-        pad = eos[0]
+    if pad is None:
+        pad = next((token for token in eos if token < config.vocab_size), None)
     if pad is None and sequences and len(input_ids) > 1:
         raise UsageError("rows that stop early need padding, and the config has none", help="give pad_token_id")
 
@@ -196,6 +201,11 @@ def checked_mask(mask: torch.Tensor | None, input_ids: torch.Tensor, settings: S
         row = int((~mask[:, -1]).nonzero()[0])
         raise UsageError(f"row {row} ends in padding: its next token would follow that", help="pad on the left")
     return mask.long()
+
+
+def _leaves_one(vocab_size: int, banned: tuple[int, ...]) -> bool:
+    """Whether there is a token that is not banned."""
+    return len({token for token in banned if token < vocab_size}) < vocab_size
 
 
 def _whole(name: str, value: Any, least: int) -> None:
