@@ -111,6 +111,9 @@ def test_a_checkpoint_that_says_so_is_drawn_from_unless_the_likeliest_are_asked_
     )
     (place / "generation_config.json").write_text('{"do_sample": true, "temperature": "hot"}')
     assert "temperature='hot'" in refused("generate", str(place), TEXT)
+    for wrong in ("[1]", "{}", "1.5"):
+        (place / "generation_config.json").write_text(f'{{"do_sample": true, "top_k": {wrong}}}')
+        assert f"top_k={wrong}: expected a whole number" in refused("generate", str(place), TEXT)
 
 
 def test_a_terminal_is_given_pieces_that_make_the_same_text(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +170,11 @@ def test_what_cannot_run_says_why(gpt2: Path, tmp_path: Path) -> None:
     assert "--seed 1, and nothing is drawn" in refused("generate", where, TEXT, "--seed", "1")
     assert "--top-p 2.0" in refused("generate", where, TEXT, "--top-p", "2")
     assert "device 'nowhere'" in refused("generate", where, TEXT, "--device", "nowhere")
+    assert "device 'meta': holds no numbers" in refused("generate", where, TEXT, "--device", "meta")
+    assert r"'\udcff': expected a text" in refused("generate", where, "\udcff")  # what a byte that is not UTF-8 becomes
+    assert "--length-penalty 1000000000.0: expected" in refused(
+        "generate", where, TEXT, "--num-beams", "2", "--length-penalty", "1e9"
+    )
     assert "the table of positions has 64" in refused("generate", where, TEXT, "--max-new-tokens", "400")
     model = GPT2LMHeadModel.from_pretrained(gpt2)
     model.save_pretrained(tmp_path)
@@ -221,6 +229,9 @@ def test_without_a_number_there_are_forty_new_tokens_or_as_many_as_there_are_pos
 def test_what_bert_cannot_do_says_why(bert: Path) -> None:
     assert "no [MASK] in the text" in refused("fill-mask", str(bert), "the knot")
     assert "--top-k 0: expected" in refused("fill-mask", str(bert), "the [MASK]", "--top-k", "0")
+    assert "device 'meta': holds no numbers" in refused("fill-mask", str(bert), "the [MASK]", "--device", "meta")
+    with pytest.raises(UsageError, match="top_k=True: expected a whole number"):
+        filled_text(bert, "the [MASK]", top_k=True)
     assert "no head for next tokens" in refused("generate", str(bert), TEXT)
 
 

@@ -127,10 +127,13 @@ def test_heads_to_prune_are_a_mapping_to_lists(heads: Any) -> None:
     [
         ("temperature", "a"),
         ("temperature", float("inf")),
+        pytest.param("temperature", 10**400, id="temperature-huge"),
         ("top_p", "a"),
         ("num_beams", 10**9),
         ("length_penalty", "a"),
         ("length_penalty", float("nan")),
+        ("length_penalty", 1e9),
+        ("length_penalty", -1e9),
         ("repetition_penalty", "a"),
         ("eos_token_id", "x"),
         ("eos_token_id", -5),
@@ -152,9 +155,9 @@ def test_heads_to_prune_are_a_mapping_to_lists(heads: Any) -> None:
     ],
 )
 def test_what_means_nothing_to_generate_is_refused_before_any_work(cls: Any, name: str, value: Any) -> None:
-    drawn = {"do_sample": True} if name in ("temperature", "top_p", "generator") else {}
+    needed = {"do_sample": name in ("temperature", "top_p", "generator"), "num_beams": 1 + (name == "length_penalty")}
     with pytest.raises(UsageError, match=name):
-        made(cls).generate(IDS[:1], max_new_tokens=3, **{**drawn, name: value})
+        made(cls).generate(IDS[:1], max_new_tokens=3, **{**needed, name: value})
 
 
 @pytest.mark.parametrize(

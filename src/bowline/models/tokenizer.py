@@ -88,8 +88,15 @@ class Tokenizer:
         return cls(backend, roles, config)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the special tokens that the checkpoint puts around one."""
-        return list(self.backend.encode(text).ids)
+        """The ids of a text, with the special tokens that the checkpoint puts around one.
+
+        Raises:
+            UsageError: no text, or one with halves of characters, which bytes that are not UTF-8 become.
+        """
+        try:
+            return list(self.backend.encode(text).ids)
+        except TypeError:
+            raise UsageError(f"{text!r:.60}: expected a text that can be written in UTF-8") from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens."""

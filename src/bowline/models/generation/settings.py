@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -16,6 +17,8 @@ __all__ = ["Settings", "checked_mask", "settings_for"]
 
 NEW_TOKENS = 20
 """Where no length is given: transformers' number."""
+LARGEST_LOG = math.log(torch.finfo(torch.float32).max)
+"""Of what a score can be divided by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +129,9 @@ def settings_for(
     new = _new_tokens(model, input_ids.shape[1], max_new_tokens, max_length)
     if min_new_tokens > new:
         _refuse("min_new_tokens", min_new_tokens, f"at most the {new} new tokens that there may be")
+    if num_beams > 1 and abs(length_penalty) * math.log(new) > LARGEST_LOG:
+        most = LARGEST_LOG / math.log(new)
+        _refuse("length_penalty", length_penalty, f"{-most:.3g} to {most:.3g}, where {new} tokens may be new")
     return Settings(
         max_new_tokens=new,
         min_new_tokens=min_new_tokens,
@@ -214,7 +220,7 @@ def _whole(name: str, value: Any, least: int) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _tokens(name: str, given: Any) -> tuple[int, ...]:

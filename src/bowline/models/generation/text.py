@@ -17,6 +17,7 @@ from bowline.errors import CheckpointError, UsageError
 from bowline.models.auto import class_at
 from bowline.models.generation.fill_mask import FilledMask, fill_mask
 from bowline.models.generation.mixin import GenerationMixin
+from bowline.models.pretrained import checked_device
 from bowline.models.tokenizer import Tokenizer
 
 __all__ = ["GENERATION", "filled_text", "text_pieces"]
@@ -101,7 +102,8 @@ def _stated_draws(path: str | os.PathLike[str]) -> dict[str, Any]:
     if content.get("do_sample") is not True:
         return {}
     stated = {name: content.get(name) for name in ("do_sample", "temperature", "top_k", "top_p")}
-    stated["top_k"] = {None: 50, 0: None}.get(stated["top_k"], stated["top_k"])
+    if stated["top_k"] in (None, 0):
+        stated["top_k"] = 50 if stated["top_k"] is None else None
     return {name: value for name, value in stated.items() if value is not None}
 
 
@@ -139,6 +141,8 @@ def _pieces(tokenizer: Tokenizer, new: Any, text: str, ids: list[int]) -> Iterat
 
 
 def _whole(cls: type[Any], path: str | os.PathLike[str], device: str) -> Any:
+    if checked_device(device).type == "meta":
+        raise UsageError("device 'meta': holds no numbers, and nothing can be computed there", help="cpu, cuda")
     model, info = cls.from_pretrained(path, device=device, output_loading_info=True)
     if info.missing_keys:
         raise CheckpointError(
