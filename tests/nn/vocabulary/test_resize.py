@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from bowline.errors import UsageError
 from bowline.nn.vocabulary import resize, rows
 from bowline.nn.vocabulary.resize import resize_vocab
 from tests.nn.vocabulary.models import LM, VOCAB, WIDTH, Configured, seeded, state, unchanged
@@ -199,6 +200,39 @@ def test_special_ids_follow_their_tokens() -> None:
     resize_vocab(model, [2, 9])
     assert (model.config.pad_token_id, model.config.eos_token_id) == (1, [0, 1])
     assert (model.config.bos_token_id, model.config.num_tokens) == (None, 9)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([[[5], -100.0], [[7, 8], 3]], [[[2], -100.0], [[1, 0], 3]]),
+        ({(5,): -100.0, (7, 8): 3}, {(2,): -100.0, (1, 0): 3}),
+    ],
+    ids=["pairs", "mapping"],
+)
+def test_the_sequences_of_a_bias_follow_and_its_numbers_stay(before: Any, after: Any) -> None:
+    model = seeded(Configured())
+    model.generation_config = SimpleNamespace(sequence_bias=before)
+    resize_vocab(model, [8, 7, 5, 3, 0])
+    assert model.generation_config.sequence_bias == after
+    with pytest.raises(UsageError, match=r"generation_config\.sequence_bias is token 2, which would be dropped"):
+        resize_vocab(model, [0, 1])
+
+
+def test_the_ids_of_each_task_follow_and_its_other_settings_stay() -> None:
+    tasks: dict[str, Any] = {
+        "translation": {"forced_bos_token_id": 5, "max_length": 5, "prefix": "to French: "},
+        "none": None,
+    }
+    model = seeded(Configured(task_specific_params=tasks))
+    resize_vocab(model, [8, 7, 5, 3, 0])
+    moved = {"forced_bos_token_id": 2, "max_length": 5, "prefix": "to French: "}
+    assert model.config.task_specific_params == {"translation": moved, "none": None}
+    assert tasks["translation"]["forced_bos_token_id"] == 5, "another config may hold the same mapping"
+    with pytest.raises(
+        UsageError, match=r"config\.task_specific_params\['translation'\]\['forced_bos_token_id'\] is tok"
+    ):
+        resize_vocab(model, [0, 1])
 
 
 def test_an_id_that_was_never_in_the_vocabulary_is_left_alone() -> None:

@@ -25,8 +25,8 @@ TOKEN_IDS = re.compile(
     r"(?!(?:t2u|codec|codebook|tts_codec|num|max|min|default)_)"
     r"(?:\w*token_ids?|\w*token_index|(?:unk|mask|pad|bos|eos)_index"
     r"|(?:im|image|slice)_(?:start|end|newline)_id|newline_id|image_patch_id"
-    r"|(?:begin_)?suppress_tokens|bad_words_ids|force_words_ids|forced_decoder_ids|vocabulary_map"
-    r"|lang_to_id|task_to_id)"
+    r"|(?:begin_)?suppress_tokens|bad_words_ids|force_words_ids|forced_decoder_ids|sequence_bias|vocabulary_map"
+    r"|lang_to_id|task_to_id|task_specific_params)"
 )
 """Keys of configs and attributes of modules that hold token ids."""
 ANOTHER_VOCABULARYS_ROOT = ("text_encoder",)
@@ -176,18 +176,37 @@ class _Moves:
         remap = selection.remap.tolist()
         self.changed = {old: new for old, new in enumerate(remap) if new != old}
 
-    def __call__(self, value: Any, where: str) -> Any:
-        """`value` with its ids moved, at any depth.
+    def __call__(self, key: str, value: Any, where: str) -> Any:
+        """What a `key` of `TOKEN_IDS` holds, with its ids moved.
 
         Raises:
             UsageError: one of them is dropped; `where` is who names it.
         """
+        if key == "task_specific_params" and isinstance(value, Mapping):
+            return {task: self._settings(one, f"{where}[{task!r}]") for task, one in value.items()}
+        if key == "forced_decoder_ids" and isinstance(value, (list, tuple)):  # pairs of a position and a token
+            return type(value)([place, self._ids(token, where)] for place, token in value)
+        if key == "sequence_bias" and isinstance(value, (list, tuple)):
+            return type(value)([self._ids(sequence, where), bias] for sequence, bias in value)
+        if key == "sequence_bias" and isinstance(value, Mapping):
+            return {self._ids(sequence, where): bias for sequence, bias in value.items()}
+        return self._ids(value, where)
+
+    def _settings(self, task: Any, where: str) -> Any:
+        """A task's settings, keys as a config has them."""
+        if not isinstance(task, Mapping):
+            return task
+        return {
+            key: self(key, value, f"{where}[{key!r}]") if TOKEN_IDS.fullmatch(str(key)) else value
+            for key, value in task.items()
+        }
+
+    def _ids(self, value: Any, where: str) -> Any:
+        """Ids at any depth."""
         if isinstance(value, Mapping):
-            return {key: self(one, f"{where}[{key!r}]") for key, one in value.items()}
+            return {key: self._ids(one, f"{where}[{key!r}]") for key, one in value.items()}
         if isinstance(value, (list, tuple)):
-            if where.endswith("forced_decoder_ids"):  # pairs of a position and a token
-                return type(value)([place, self(token, where)] for place, token in value)
-            return type(value)(self(one, where) for one in value)
+            return type(value)(self._ids(one, where) for one in value)
         token = _whole(value)
         new = None if token is None else self.changed.get(token)
         if new is None:
@@ -245,7 +264,7 @@ def _ids_of(level: Any, where: str, moves: _Moves) -> Iterator[Edit]:
 
 
 def _moved(owner: Any, key: str, value: Any, where: str, moves: _Moves) -> Iterator[Edit]:
-    new = moves(value, where)
+    new = moves(key, value, where)
     if new != value:
         yield Edit(owner, key, new)
 
