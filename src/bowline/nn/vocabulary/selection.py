@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ __all__ = ["Selection", "select"]
 
 NEW = -1
 """In a list of origins: a row that is made; in a remap: a token that is dropped."""
+EXPECTED = "a number of tokens, or a sequence of the ids to keep"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +62,7 @@ def select(n: int | Sequence[int] | torch.Tensor, old_size: int, tail: int, mult
     """
     if multiple is not None and (isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1):
         raise UsageError(f"pad_to_multiple_of={multiple!r}: expected a whole number from 1 on")
+    _check_kind(n)
     whole = _whole(n)
     if whole is not None:
         if whole < 1:
@@ -72,11 +74,19 @@ def select(n: int | Sequence[int] | torch.Tensor, old_size: int, tail: int, mult
     return Selection(old_size, -(-tokens // (multiple or 1)) * (multiple or 1), kept, tail)
 
 
+def _check_kind(n: Any) -> None:
+    """Refuse what would pass for ids and is none, or has no order of its own."""
+    if isinstance(n, torch.Tensor) and n.dtype is torch.bool:
+        raise UsageError(f"n is a mask of truth values: expected {EXPECTED}", help="mask.nonzero().flatten() is one")
+    if isinstance(n, (Mapping, set, frozenset)):
+        raise UsageError(f"n is a {type(n).__name__}: expected {EXPECTED}")
+
+
 def _whole(n: Any) -> int | None:
     if isinstance(n, torch.Tensor) and n.ndim:
         return None
     if isinstance(n, bool):
-        raise UsageError(f"n={n!r}: expected a number of tokens, or the ids to keep")
+        raise UsageError(f"n={n!r}: expected {EXPECTED}")
     try:
         return operator.index(n)
     except TypeError:
@@ -85,9 +95,12 @@ def _whole(n: Any) -> int | None:
 
 def _ids(n: Any, old_size: int) -> torch.Tensor:
     try:
-        ids = [operator.index(one) for one in (n.tolist() if isinstance(n, torch.Tensor) else n)]
+        listed = n.tolist() if isinstance(n, torch.Tensor) else list(n)
+        ids = [operator.index(one) for one in listed]
     except TypeError:
-        raise UsageError(f"n={n!r}: expected a number of tokens, or a sequence of the ids to keep") from None
+        raise UsageError(f"n={n!r}: expected {EXPECTED}") from None
+    if any(isinstance(one, bool) for one in listed):
+        raise UsageError(f"n={n!r:.60}: expected {EXPECTED}")
     if not ids:
         raise UsageError("n is an empty list: expected at least one token id to keep")
     outside = next((one for one in ids if not 0 <= one < old_size), None)
