@@ -123,7 +123,7 @@ def test_an_undo_directory_that_is_a_file_is_refused(config: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), RuntimeError("killed")])
-def test_a_stop_at_the_commit_leaves_the_old_file_whole_and_no_temporary(
+def test_a_stop_at_the_commit_leaves_the_old_file_whole_and_nothing_else(
     config: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def stop(*_: object) -> None:
@@ -134,10 +134,10 @@ def test_a_stop_at_the_commit_leaves_the_old_file_whole_and_no_temporary(
     with pytest.raises(ConfigError if isinstance(error, OSError) else type(error)):
         replace_file(config, NEW, why="")
     assert config.read_bytes() == OLD
-    assert listing(config.parent) == [".bowline", "config.json"]
+    assert listing(config.parent) == ["config.json"]
 
 
-def test_a_full_disk_while_staging_leaves_the_old_file_whole_and_no_temporary(
+def test_a_full_disk_while_staging_leaves_the_old_file_whole_and_nothing_else(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fsync, calls = os.fsync, []
@@ -152,7 +152,7 @@ def test_a_full_disk_while_staging_leaves_the_old_file_whole_and_no_temporary(
     with pytest.raises(ConfigError, match="No space left on device"):
         replace_file(config, NEW, why="")
     assert config.read_bytes() == OLD
-    assert listing(config.parent) == [".bowline", "config.json"]
+    assert listing(config.parent) == ["config.json"]
 
 
 def test_the_backup_is_on_disk_before_the_file_changes_and_the_directory_after(
@@ -172,8 +172,23 @@ def test_the_backup_is_on_disk_before_the_file_changes_and_the_directory_after(
     monkeypatch.setattr(os, "fsync", watch_fsync)
     monkeypatch.setattr(Path, "replace", watch_replace)
     backup = replace_file(config, NEW, why="")
-    staged = f".config.json.{os.getpid()}.tmp"
-    assert events == ["config.json", "manifest.json", backup.name, staged, "commit", "model"]
+    staged = events.pop(3)
+    assert staged.startswith(".config.json.")
+    assert events == ["config.json", "manifest.json", backup.name, "commit", "model"]
+
+
+def test_a_stop_after_the_commit_keeps_the_backup(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = Path.replace
+
+    def stop(self: Path, target: Path) -> None:
+        replace(self, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(config, NEW, why="")
+    (backup,) = undo(config).iterdir()
+    assert (config.read_bytes(), (backup / "config.json").read_bytes()) == (NEW, OLD)
 
 
 def test_extended_attributes_are_kept(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from typer.testing import CliRunner, Result
 import bowline
 from bowline.audit import AuditReport
 from bowline.audit.difference import explain_difference
+from bowline.audit.fix import fix_config
 from bowline.audit.scan import scan_tables
 from bowline.checkpoint import open_checkpoint
 from bowline.checkpoint.config_edit import set_flags
@@ -257,18 +259,29 @@ def test_an_interrupt_ends_a_long_read_soon(tmp_path: Path) -> None:
 # --- --fix ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_stranger_under_the_name_of_the_staged_file_is_left_alone(tmp_path: Path) -> None:
+def test_a_stranger_under_the_name_of_the_staged_file_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tied_gpt2(tmp_path) / "config.json"
     before = path.read_bytes()
-    stranger = tmp_path / f".config.json.{os.getpid()}.tmp"
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
+    stranger = tmp_path / f".config.json.{os.getpid()}-00000000.tmp"
     stranger.write_text("not ours")
     with pytest.raises(ConfigError, match="cannot be replaced"):
         replace_file(path, b"{}", why="a test")
     assert (stranger.read_text(), path.read_bytes()) == ("not ours", before)
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_a_disk_that_fills_up_under_the_backup_leaves_nothing_behind(
+def test_what_a_killed_run_left_does_not_stop_the_next_one_of_its_number(tmp_path: Path) -> None:
+    path = write(tmp_path, {WTE: table(), HEAD: OWN}, GPT2)
+    left = tmp_path / f".config.json.{os.getpid()}.tmp"
+    left.write_text("half")
+    assert len(fix_config(bowline.audit(path))) == 2
+    assert left.read_text() == "half"
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_disk_that_fills_up_before_the_change_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     path = write(tmp_path, {WTE: table(), HEAD: OWN}, GPT2)

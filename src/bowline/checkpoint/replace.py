@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import time
 from contextlib import suppress
 from errno import ENOTDIR
@@ -46,10 +47,10 @@ def replace_file(path: Path, content: bytes, *, why: str) -> Path:
         backup = _backup_directory(path)
         try:
             _keep(backup, path, before, content, why, status.st_mode & 0o7777)
+            _put_in_place(path, content, status)
         except BaseException:
-            _forget(backup, path)
+            _forget(backup, path, before)
             raise
-        _put_in_place(path, content, status)
         synchronise(path.parent)
     except OSError as error:
         raise ConfigError(
@@ -59,7 +60,7 @@ def replace_file(path: Path, content: bytes, *, why: str) -> Path:
 
 
 def _put_in_place(path: Path, content: bytes, status: os.stat_result) -> None:
-    staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    staged = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     descriptor = create(staged, status.st_mode & 0o7777)
     try:
         fill(descriptor, content, status.st_mode & 0o7777)
@@ -99,9 +100,11 @@ def _keep(backup: Path, path: Path, before: bytes, after: bytes, why: str, mode:
     synchronise(backup)
 
 
-def _forget(backup: Path, path: Path) -> None:
-    """Remove half a backup, which nobody can undo from, and the directories around it that are empty."""
+def _forget(backup: Path, path: Path, before: bytes) -> None:
+    """Remove the backup of a file that is what it was, and the directories around it that are empty."""
     with suppress(OSError):
+        if path.read_bytes() != before:
+            return
         for name in (path.name, "manifest.json"):
             (backup / name).unlink(missing_ok=True)
         for directory in (backup, *list(backup.parents)[:2]):
