@@ -11,7 +11,7 @@ import pytest
 
 from bowline.audit import Severity
 from bowline.checkpoint.write import Bits
-from tests.checkpoints import GPT2, HEAD, OWN, WTE, codes, one, shards, table, tied_gpt2, write
+from tests.checkpoints import GPT2, HEAD, OWN, WTE, codes, findings, one, shards, table, tied_gpt2, write
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -86,6 +86,14 @@ def test_bw303_one_name_in_two_shards(tmp_path: Path) -> None:
     found = one(shards(tmp_path, parts, {WTE: FIRST, "transformer.ln_f.weight": SECOND}), "BW303")
     assert (found.severity, found.tensors, found.file) == (Severity.ERROR, (WTE,), FIRST)
     assert FIRST in found.message and SECOND in found.message
+
+
+def test_bw303_is_said_once_of_all_names_in_the_same_shards(tmp_path: Path) -> None:
+    twice = {"a" * 40_000: OWN, **NORM}
+    files = {**dict.fromkeys(twice, SECOND), WTE: FIRST}
+    found = one(shards(tmp_path, {FIRST: {WTE: table(), **twice}, SECOND: twice}, files), "BW303")
+    assert set(found.tensors) == set(twice)
+    assert "and 1 more are stored in" in found.message and len(found.message) < 400
 
 
 def test_bw303_is_not_said_of_two_names_with_the_same_bytes(tmp_path: Path) -> None:
@@ -308,6 +316,15 @@ def masked(directory: Path, byte: int) -> Path:
 def test_bw313_a_bool_of_another_byte(tmp_path: Path, byte: int) -> None:
     found = one(masked(tmp_path, byte), "BW313")
     assert (found.severity, found.tensors, found.fixable) == (Severity.WARNING, ("mask",), False)
+
+
+def test_bw313_is_said_once_of_all_in_a_file(tmp_path: Path) -> None:
+    odd = Bits("BOOL", np.array([2], np.uint8))
+    path = shards(tmp_path, {FIRST: {WTE: table(), "a" * 40_000: odd, "b": odd, "c": odd}, SECOND: {"d": odd}})
+    of_first, of_second = (found for found in findings(path) if found.code == "BW313")
+    assert (of_first.file, of_first.tensors[1:], of_second.file) == (FIRST, ("b", "c"), SECOND)
+    assert "characters) and 2 more are BOOL, and hold bytes" in of_first.message and len(of_first.message) < 300
+    assert of_second.message == "'d' is BOOL, and holds bytes that are neither 0 nor 1"
 
 
 @pytest.mark.parametrize("byte", [0, 1])

@@ -7,7 +7,7 @@ that index. Only headers are read: the cost follows the number of files, not the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -277,16 +277,20 @@ def _disagreements(index: str | None, weight_map: Mapping[str, str], reads: Mapp
     for shard, read in reads.items():
         for name in read.tensors:
             homes.setdefault(name, []).append(shard)
+    shared: dict[tuple[str, ...], list[str]] = {}
     for name, shards in homes.items():
         if len(shards) > 1:
-            lints.append(
-                Lint(
-                    kind=LintKind.NAME_IN_TWO_SHARDS,
-                    message=f"{shown(name)} is stored in {_some(shards)}; which one is loaded depends on the order",
-                    files=tuple(shards),
-                    tensors=(name,),
-                )
+            shared.setdefault(tuple(shards), []).append(name)
+    for several, names in shared.items():
+        are = "is" if len(names) == 1 else f"and {len(names) - 1} more are"
+        lints.append(
+            Lint(
+                kind=LintKind.NAME_IN_TWO_SHARDS,
+                message=f"{shown(names[0])} {are} stored in {_some(several)}; which one is loaded depends on the order",
+                files=several,
+                tensors=tuple(names),
             )
+        )
     if index is None:
         return lints
     lost = sorted(name for name, shard in weight_map.items() if shard in reads and name not in reads[shard].tensors)
@@ -344,6 +348,6 @@ def _no_model(files: FileSet, candidates: list[str]) -> NoCheckpointError:
     )
 
 
-def _some(names: list[str], limit: int = 3) -> str:
+def _some(names: Sequence[str], limit: int = 3) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(shown(name) for name in names[:limit]) + more

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from bowline.audit.evidence import Evidence
 from bowline.audit.rules.rule import Observation, Severity, rule
 from bowline.checkpoint.lint import LintKind
+from bowline.checkpoint.strict_json import shown
 
 
 def _observations(evidence: Evidence, kind: LintKind, help: str) -> Iterator[Observation]:
@@ -211,10 +212,14 @@ def odd_bool(evidence: Evidence) -> Iterator[Observation]:
 
     Mend: write the tensor anew with 0 and 1.
     """
+    files: dict[str, list[str]] = {}
     for name in evidence.odd_bools:
+        files.setdefault(evidence.tensors[name].file, []).append(name)
+    for file, names in files.items():
+        are = "is BOOL, and holds" if len(names) == 1 else f"and {len(names) - 1} more are BOOL, and hold"
         yield Observation(
-            message=f"{name} is BOOL, and holds bytes that are neither 0 nor 1",
-            help="write the tensor anew with 0 and 1",
-            tensors=(name,),
-            file=evidence.tensors[name].file,
+            message=f"{shown(names[0])} {are} bytes that are neither 0 nor 1",
+            help="write them anew with 0 and 1",
+            tensors=tuple(names),
+            file=file,
         )
