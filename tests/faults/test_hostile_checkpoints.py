@@ -303,8 +303,10 @@ def test_a_disk_that_fills_up_before_the_change_leaves_nothing_behind(
 # --- the Python API -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["", "\0", "a\0b", "x/" * 5000, "~", "a//b", "\n", " ", "../" * 3000 + "x y"])
-def test_places_that_are_none_raise_errors_of_ours(place: str) -> None:
+@pytest.mark.parametrize(
+    "place", ["", "\0", "a\0b", "x/" * 5000, "~", "a//b", "\n", " ", "../" * 3000 + "x y", None, b"a", 3]
+)
+def test_places_that_are_none_raise_errors_of_ours(place: Any) -> None:
     with pytest.raises(BowlineError) as error:
         bowline.audit(place)
     assert error.value.help

@@ -37,7 +37,7 @@ def audit(
 
     Raises:
         CheckpointError: it cannot be read at all. What is wrong with a checkpoint that can be read is a finding.
-        UsageError: a code that no rule has.
+        UsageError: `place` is no path, or a code that no rule has.
 
     Example:
         >>> report = audit(minilm)  # doctest: +SKIP

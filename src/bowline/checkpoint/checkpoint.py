@@ -39,6 +39,7 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
     what is on the Hub.
 
     Raises:
+        UsageError: `place` is no path.
         NoCheckpointError: nothing of that name, or no model in it.
         CheckpointError: it cannot be read; the subclass says whether the bytes, a pickle or the network is at fault.
 
@@ -47,7 +48,9 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
         ...     checkpoint.tensors["embeddings.word_embeddings.weight"].shape
         (30522, 384)
     """
-    name = os.fspath(place)
+    name = os.fspath(place) if isinstance(place, os.PathLike) else place
+    if not isinstance(name, str):
+        raise UsageError(f"{place!r:.60}: expected a path or org/name", help="give a directory, a file or org/name")
     if not name:
         raise UsageError("an empty path", help="give a directory, a file or org/name")
     path = Path(name)
