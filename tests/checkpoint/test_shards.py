@@ -77,7 +77,7 @@ def test_a_size_means_what_huggingface_hub_takes_it_for(size: str) -> None:
     "size", ["", "5", "GB", "5GiB", "5 B", "-1GB", "0KB", "nanGB", "infGB", "1e400GB", "a lot", 0, -1]
 )
 def test_a_size_that_means_nothing_is_a_usage_error(size: str | int) -> None:
-    with pytest.raises(UsageError, match=r"a size of .*, expected bytes"):
+    with pytest.raises(UsageError, match=r"a size of .*, expected bytes .* \(help: \"5GB\" .*, or 1024 without quotes"):
         parse_size(size)
 
 

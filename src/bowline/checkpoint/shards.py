@@ -43,7 +43,7 @@ def parse_size(size: str | int) -> int:
         raise UsageError(
             f"a size of {size!r}, expected bytes as a positive whole number, or a number with one of "
             f"{', '.join(_UNITS)}",
-            help='for instance "5GB"',
+            help='"5GB" for instance, or 1024 without quotes for bytes',
         )
     return count
 
