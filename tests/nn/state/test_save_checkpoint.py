@@ -18,7 +18,7 @@ from torch import nn
 
 from bowline.audit import audit
 from bowline.errors import CheckpointError, ConfigError, UsageError
-from bowline.nn import find_ties, load_checkpoint, save_checkpoint, tie_weights, untie_weights
+from bowline.nn import find_ties, load_checkpoint, quantize_tied, save_checkpoint, tie_weights, untie_weights
 from tests.checkpoints import snapshot as files_of
 from tests.nn.models import BertLike, EncoderDecoder, TinyLM, tied
 
@@ -323,6 +323,12 @@ def packed() -> nn.Module:
     return model
 
 
+def tabled() -> nn.Module:
+    model = lm()
+    quantize_tied(model)
+    return model
+
+
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*:")
 @pytest.mark.parametrize(
     ("made", "says"),
@@ -330,7 +336,8 @@ def packed() -> nn.Module:
         (on_meta, r"emb\.weight: is on meta"),
         (sparse, r"mask: .*torch\.sparse_coo"),
         (quantised, r"codes: .*qint8"),
-        (packed, r"packed: .*complex128"),
+        (packed, r"packed: has the dtype complex128, which safetensors has not .*: convert it"),
+        (tabled, r"emb\.table: is the table of quantize_tied, which no loader finds .*state_dict"),
     ],
 )
 def test_what_safetensors_cannot_hold_is_named_and_nothing_is_written(made: Any, says: str, tmp_path: Path) -> None:

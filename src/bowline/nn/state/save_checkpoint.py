@@ -19,6 +19,7 @@ from bowline.checkpoint.publish import publishing
 from bowline.checkpoint.shards import Payload, parse_size, write_shards
 from bowline.errors import CheckpointError, ConfigError, TieError, UsageError
 from bowline.nn.config import write
+from bowline.nn.quantize import QuantizedTable
 from bowline.nn.scaling import follows_flag, head_scale
 from bowline.nn.slots import slots
 from bowline.nn.state.dtypes import NAMES
@@ -74,6 +75,7 @@ def save_checkpoint(
     parse_size(max_shard_size)
     model = unwrapped(model)
     place = _place(directory, model)
+    _refuse_quantised(model)
     state = _state(model)
     stored = to_disk(model, state)
     disk = _disk_names(model, state)
@@ -122,13 +124,28 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
                 f"{name}: extra state of type {type(value).__name__}, expected a tensor",
                 help="safetensors holds tensors only: keep that state elsewhere",
             )
-        if value.is_meta or not is_plain(value) or value.dtype not in NAMES:
+        if value.is_meta or not is_plain(value):
             what = "on meta" if value.is_meta else f"a {type(value).__name__} of {value.dtype} ({value.layout})"
             raise CheckpointError(
                 f"{name}: is {what}, expected a dense tensor with values",
                 help="load or gather or dequantise the model first",
             )
+        if value.dtype not in NAMES:
+            dtype = str(value.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{name}: has the dtype {dtype}, which safetensors has not",
+                help="convert it, or keep it elsewhere",
+            )
     return state
+
+
+def _refuse_quantised(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedTable):
+            raise CheckpointError(
+                f"{name}: is the table of quantize_tied, which no loader finds in place of the matrix",
+                help="save the model before it is quantised; torch.save(model.state_dict(), file) keeps the table",
+            )
 
 
 def _disk_names(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, str]:
