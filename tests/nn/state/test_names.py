@@ -155,6 +155,22 @@ def test_what_no_file_holds_is_computed_as_transformers_computes_it(name: str, t
     assert not any("_is_hf_initialized" in parameter.__dict__ for parameter in blank.parameters())
 
 
+@pytest.mark.parametrize("name", ["MarianMTModel", "FastSpeech2ConformerModel"])
+def test_buffers_that_the_file_holds_stay_as_loaded_beside_what_is_computed(name: str, tmp_path: Path) -> None:
+    model = made(name)
+    stored = model.state_dict().keys() & dict(model.named_buffers()).keys()
+    floating = {key: value for key, value in model.named_buffers() if key in stored and value.is_floating_point()}
+    assert floating
+    for value in floating.values():
+        value.uniform_(1, 2)
+    save_checkpoint(model, tmp_path)
+    blank = on_meta(name)
+    load_checkpoint(blank, tmp_path)
+    buffers = dict(blank.named_buffers())
+    assert [key for key, value in floating.items() if not torch.equal(value, buffers[key])] == []
+    assert not any("_is_hf_initialized" in value.__dict__ for value in buffers.values())
+
+
 def test_names_that_the_class_lets_lack_are_not_missed(tmp_path: Path) -> None:
     model = made("GPTNeoXForCausalLM")
     save_checkpoint(model, tmp_path)

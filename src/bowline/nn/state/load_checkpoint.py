@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from itertools import chain
 
 import torch
 from torch import nn
@@ -133,13 +134,13 @@ def _off_meta(model: nn.Module, known: Mapping[str, Slot], optional: Callable[[s
     fill = getattr(model, "_move_missing_keys_from_meta_to_device", None)
     lost = {slot.name for slot in left if slot.is_parameter}  # Marian's positions are parameters that no file holds
     if is_transformers_model(model) and fill is not None and all(map(optional, lost)):
-        for parameter in model.parameters():
-            if not parameter.is_meta:
-                parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers draws nothing twice
+        for tensor in chain(model.parameters(), model.buffers()):
+            if not tensor.is_meta:
+                tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers sets nothing twice
         fill(lost, None, None, None)
         model._initialize_missing_keys(False)  # type: ignore[operator]
-        for parameter in model.parameters():
-            parameter.__dict__.pop("_is_hf_initialized", None)
+        for tensor in chain(model.parameters(), model.buffers()):
+            tensor.__dict__.pop("_is_hf_initialized", None)
     still = [slot.name for slot in slots(model).values() if slot.tensor.is_meta]
     if still:
         raise CheckpointError(
