@@ -148,6 +148,14 @@ def test_berts_bias_is_a_tie_of_its_own(tmp_path: Path) -> None:
     assert fates(tmp_path, tensors, BERT, "cls.predictions.decoder.bias")[:2] == [DROPPED, KEPT]
 
 
+def test_a_target_whose_values_serve_both_ends_is_not_called_equal(tmp_path: Path) -> None:
+    tensors = {"lm_head.bias": np.zeros(64, np.float32), "lm_head.decoder.bias": np.ones(64, np.float32)}
+    config = {**BERT, "architectures": ["RobertaForMaskedLM"], "tie_word_embeddings": False}
+    found = outcomes(tmp_path, tensors, config, "lm_head.decoder.bias")
+    assert found["transformers-4"] == Outcome(TIED, "always tied: lm_head.decoder.bias serves both")
+    assert found["transformers-5"] == Outcome(KEPT, "tie_word_embeddings: false: loaded as stored")
+
+
 # --- configs that versions read differently -------------------------------------------------------------------------
 
 

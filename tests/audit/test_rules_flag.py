@@ -358,6 +358,40 @@ def test_bw110_one_bias_under_two_names_with_two_values(tmp_path: Path) -> None:
     assert "differ in 64 entries (by at most 1.5)" in found.message
 
 
+def two_biases(architecture: str, head: str, *, flag: bool) -> tuple[Tensors, dict[str, Any]]:
+    bias, decoder = np.zeros(ROWS, np.float32), np.ones(ROWS, np.float32)
+    config = {**BERT, "architectures": [architecture], "tie_word_embeddings": flag}
+    return {f"{head}.bias": bias, f"{head}.decoder.bias": decoder}, config
+
+
+@pytest.mark.parametrize(
+    ("architecture", "head"), [("BertForMaskedLM", "cls.predictions"), ("FlavaForPreTraining", "mlm_head")]
+)
+def test_bw110_two_versions_compute_with_different_biases(tmp_path: Path, architecture: str, head: str) -> None:
+    found = one(write(tmp_path, *two_biases(architecture, head, flag=False)), "BW110")
+    assert set(found.tensors) == {f"{head}.bias", f"{head}.decoder.bias"}
+
+
+ONE_BIAS_ACTS = [
+    ("RobertaForMaskedLM", "lm_head"),
+    ("AlbertForMaskedLM", "predictions"),
+    ("BertGenerationDecoder", "lm_head"),
+    ("LukeForMaskedLM", "lm_head"),
+]
+"""Classes whose decoder's bias is computed with in transformers 4 and 5 alike."""
+
+
+@pytest.mark.parametrize(("architecture", "head"), ONE_BIAS_ACTS)
+def test_bw110_is_not_said_where_every_version_computes_with_the_same_bias(
+    tmp_path: Path, architecture: str, head: str
+) -> None:
+    assert "BW110" not in codes(write(tmp_path, *two_biases(architecture, head, flag=False)))
+
+
+def test_bw110_under_a_true_flag_the_next_tie_overwrites_the_bias_that_acts(tmp_path: Path) -> None:
+    assert "BW110" in codes(write(tmp_path, *two_biases("RobertaForMaskedLM", "lm_head", flag=True)))
+
+
 def test_bw110_is_not_said_of_equal_biases(tmp_path: Path) -> None:
     assert codes(write(tmp_path, biases(0.0), BERT)) == ["BW105"]
 

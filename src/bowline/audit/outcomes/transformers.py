@@ -84,7 +84,7 @@ def _fate(declared: DeclaredTie, loader: str, holders: Holders, seen: Seen) -> O
         if equal is None:
             return None
         if equal:
-            return Outcome(Fate.TIED, _why_tied(tie, seen, flag))
+            return Outcome(Fate.TIED, _why_tied(tie, seen, flag, holder))
         return Outcome(Fate.DROPPED, f"{flag}: overwritten by {holder}")
     if tie.target not in seen.stored:
         return Outcome(Fate.RANDOM, f"{flag}, and nothing stored: drawn afresh")
@@ -93,7 +93,9 @@ def _fate(declared: DeclaredTie, loader: str, holders: Holders, seen: Seen) -> O
     return Outcome(Fate.KEPT, f"{flag}: loaded as stored")
 
 
-def _why_tied(tie: Tie, seen: Seen, flag: str) -> str:
+def _why_tied(tie: Tie, seen: Seen, flag: str, holder: str) -> str:
+    if tie.source in seen.stored and holder == tie.target and not seen.equal.get(tie):
+        return f"{flag}: {tie.target} serves both"
     if tie.target in seen.stored and tie.source in seen.stored:
         return f"{flag}: the stored copy is equal"
     if tie.target in seen.stored:

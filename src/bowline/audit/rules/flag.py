@@ -271,26 +271,39 @@ def incompatible(evidence: Evidence) -> Iterator[Observation]:
 def bias_diverged(evidence: Evidence) -> Iterator[Observation]:
     """The two names of an output bias hold different values.
 
-    What: BERT's head has one output-only bias under two names, `cls.predictions.bias` and
-    `cls.predictions.decoder.bias`; the file holds both and they differ.
+    What: a head has one output-only bias under two names, in BERT `cls.predictions.bias` and
+    `cls.predictions.decoder.bias`; the file holds both and they differ, and a version of transformers computes with
+    another than the decoder's, or the config says tied.
 
-    Why it hurts: transformers 4 takes `cls.predictions.bias` for both, transformers 5 keeps them apart and computes
-    with the decoder's: different logits from the same file.
+    Why it hurts: transformers 5 keeps them apart and computes with the decoder's. transformers 4 makes them one, in
+    BERT and most others from `cls.predictions.bias`: different logits from the same file. Where it takes the
+    decoder's as well, as in RoBERTa and ALBERT, the other is dead; but under a true flag the next `tie_weights()` of
+    transformers 5 writes it over the one that acts.
 
-    Example: a vocabulary resized by a tool that grew one of the two.
+    Example: an untied BERT trained in transformers 5, or a vocabulary resized by a tool that grew one of the two.
 
-    Mend: keep the one that was trained, and remove the other.
+    Mend: store the one that was trained under both names.
     """
     for tie in evidence.ties:
-        if tie.state is TieState.DIVERGED and _is_bias(tie) and tie.difference:
+        if (
+            tie.state is TieState.DIVERGED
+            and _is_bias(tie)
+            and tie.difference
+            and (tie.declared.flag.value or _loaders_with(evidence, tie, _decoders_bias_lost(tie)))
+        ):
             yield Observation(
                 message=(
                     f"{tie.tie.target} and {tie.tie.source} are one bias under two names, but differ in "
                     f"{tie.difference.rows_differing} entries (by at most {tie.difference.max_abs_difference:.3g})"
                 ),
-                help="keep the trained one and remove the other from the file",
+                help="store the one that was trained under both names",
                 tensors=(tie.tie.target, tie.tie.source),
             )
+
+
+def _decoders_bias_lost(tie: TieEvidence) -> Fate:
+    """The fate of the target by which both names hold the values of the bias that is not the decoder's."""
+    return Fate.DROPPED if tie.tie.target.endswith("decoder.bias") else Fate.TIED
 
 
 @rule("BW111", "stored-under-alias", Severity.WARNING)
