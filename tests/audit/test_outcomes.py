@@ -182,6 +182,28 @@ def test_an_unknown_class_takes_the_base_configs_default(tmp_path: Path) -> None
     assert fates(tmp_path, {EMBED: table()}, {**UNKNOWN, "tie_word_embeddings": True})[:2] == [TIED, TIED]
 
 
+# --- a pickle whose tensors lie in a dictionary of it ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        pytest.param(GPT2, [RANDOM, REFUSED, REFUSED, REFUSED], id="5-asks-the-first-entry-for-its-dtype"),
+        pytest.param({**GPT2, "dtype": "float32"}, [RANDOM, RANDOM, REFUSED, REFUSED], id="the-config-states-it"),
+        pytest.param({**GPT2, "torch_dtype": "float32"}, [RANDOM, RANDOM, REFUSED, REFUSED], id="by-its-old-name"),
+    ],
+)
+def test_no_loader_finds_tensors_in_a_dictionary_of_the_pickle(
+    tmp_path: Path, config: Any, expected: list[Fate]
+) -> None:
+    nested = dictionary({WTE: tensor((64, 8), (8, 1), of=storage(numel=512))})
+    pickle = saved(dictionary({"state_dict": nested}), {"0": table().tobytes()})
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = audit(tmp_path).evidence.outcomes
+    assert [outcome and outcome.fate for loader in LOADERS for outcome in found[loader].values()] == expected
+
+
 # --- vLLM -----------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""BW301 to BW312: files that contradict each other. Each code with the smallest directory that has it."""
+"""BW301 to BW314: files that contradict each other. Each code with the smallest directory that has it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from bowline.audit import Severity
 from bowline.checkpoint.write import Bits
+from tests.checkpoint.pickled import NONE, dictionary, saved, storage, tensor
 from tests.checkpoints import GPT2, HEAD, OWN, WTE, codes, findings, one, shards, table, tied_gpt2, write
 
 INDEX = "model.safetensors.index.json"
@@ -330,3 +331,34 @@ def test_bw313_is_said_once_of_all_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("byte", [0, 1])
 def test_bw313_is_not_said_of_0_and_1(tmp_path: Path, byte: int) -> None:
     assert codes(masked(tmp_path, byte)) == []
+
+
+# --- BW314 nested-tensors --------------------------------------------------------------------------------------------
+
+
+def pickled(directory: Path, *, under: str | None) -> Path:
+    """A tied GPT-2 in a pickle, with an entry that is no tensor."""
+    tensors = {WTE: tensor((64, 8), (8, 1), of=storage(numel=512))}
+    whole = tensors if under is None else {under: dictionary(tensors)}
+    pickle = saved(dictionary({**whole, "optimizer": NONE}), {"0": table().tobytes()})
+    (directory / "pytorch_model.bin").write_bytes(pickle)
+    (directory / "config.json").write_text(json.dumps(GPT2))
+    return directory
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_bw314_tensors_in_a_dictionary_of_the_pickle(tmp_path: Path, key: str) -> None:
+    found = one(pickled(tmp_path, under=key), "BW314")
+    assert (found.severity, found.file, found.fixable) == (Severity.ERROR, "pytorch_model.bin", False)
+    assert found.message == f"pytorch_model.bin: the tensors lie under {key!r}, expected at the top"
+
+
+def test_bw314_is_said_of_a_shard(tmp_path: Path) -> None:
+    name = "pytorch_model-00001-of-00001.bin"
+    (pickled(tmp_path, under="state_dict") / "pytorch_model.bin").rename(tmp_path / name)
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {WTE: name}}))
+    assert one(tmp_path, "BW314").file == name
+
+
+def test_bw314_is_not_said_of_an_entry_beside_the_tensors(tmp_path: Path) -> None:
+    assert codes(pickled(tmp_path, under=None)) == []

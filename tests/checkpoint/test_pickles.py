@@ -176,10 +176,12 @@ def test_notes_are_few_and_short_however_much_is_left_out() -> None:
 def test_the_one_dictionary_of_tensors_inside_is_the_state_dict(key: str) -> None:
     found = read(saved(dictionary({key: dictionary({"weight": tensor()}), "step": number(9)})))
     assert list(found.tensors) == ["weight"]
-    assert found.notes == (
-        f"the tensors are those under {key!r}",
-        "'step' is left out: the number 9, not a tensor",
-    )
+    assert found.under == repr(key)
+    assert found.notes == ("'step' is left out: the number 9, not a tensor",)
+
+
+def test_tensors_at_the_top_are_under_no_key() -> None:
+    assert read(saved(dictionary({"weight": tensor(), "args": dictionary({"lr": NONE})}))).under is None
 
 
 @pytest.mark.parametrize(

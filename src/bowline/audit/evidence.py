@@ -12,7 +12,7 @@ from bowline.audit.progress import Progress
 from bowline.audit.stored import in_other_form
 from bowline.audit.tokens import Tokenizer, read_tokenizer
 from bowline.checkpoint.checkpoint import Checkpoint
-from bowline.checkpoint.lint import Lint
+from bowline.checkpoint.lint import Lint, LintKind
 from bowline.checkpoint.tensor import StoredTensor
 from bowline.families.declaration import Declaration, DeclaredTie
 from bowline.families.resolve import resolve
@@ -112,6 +112,8 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
         equal_when_cast={tie.tie: tie.equal_when_cast for tie in ties},
         misfits={loader: misfits(declaration, tensors, loader) for loader in declaration.made},
         safetensors=any(file.endswith(".safetensors") for file in checkpoint.weight_files),
+        nested=any(lint.kind is LintKind.NESTED_TENSORS for lint in checkpoint.lints),
+        dtype_stated=any((checkpoint.config or {}).get(key) is not None for key in ("dtype", "torch_dtype")),
     )
     return Evidence(
         location=checkpoint.location,

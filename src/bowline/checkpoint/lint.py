@@ -23,6 +23,7 @@ class LintKind(StrEnum):
     INDEX_MISSING = "index-missing"
     MISALIGNED = "misaligned"
     ODD_NAME = "odd-name"
+    NESTED_TENSORS = "nested-tensors"
     CONFIG_MALFORMED = "config-malformed"
     CONFIG_MISSING = "config-missing"
 

@@ -34,11 +34,13 @@ class PickledFile:
     """The tensors of one `pytorch_model.bin`, in its own order, and what else was in it.
 
     Names that share a storage in the file have the same extent: `StoredTensor.same_storage` says so. `notes` has a line
-    for each entry that was left out since it is no tensor (for the first hundred), ready to print.
+    for each entry that was left out since it is no tensor (for the first hundred), ready to print. `under` is the key,
+    as ready, of the dictionary that has the tensors, where that is not the one that was saved.
     """
 
     tensors: Mapping[str, StoredTensor]
     notes: tuple[str, ...]
+    under: str | None = None
 
 
 def read_pickle(source: ByteSource) -> PickledFile:
@@ -66,7 +68,7 @@ def read_pickle(source: ByteSource) -> PickledFile:
     archive = TorchArchive(source)
     data = archive.read(archive.pickle, LARGEST_PICKLE)
     saved = run_pickle(data, source.name)
-    tensors, notes = _state_dict(saved, source.name)
+    tensors, notes, under = _state_dict(saved, source.name)
     if not archive.checksum_holds(archive.pickle, data):
         notes.insert(0, "data.pkl does not have the checksum that the archive gives")
     starts: dict[str, int] = {}
@@ -76,14 +78,14 @@ def read_pickle(source: ByteSource) -> PickledFile:
     stored = {
         name: _stored_tensor(name, tensor, starts[tensor.storage.key], source) for name, tensor in tensors.items()
     }
-    return PickledFile(tensors=MappingProxyType(stored), notes=tuple(notes))
+    return PickledFile(tensors=MappingProxyType(stored), notes=tuple(notes), under=under)
 
 
-def _state_dict(saved: object, where: str) -> tuple[dict[str, TensorClaim], list[str]]:
-    """The tensors by name, from the top or from the one dictionary below that has any, and a note on the rest."""
+def _state_dict(saved: object, where: str) -> tuple[dict[str, TensorClaim], list[str], str | None]:
+    """The tensors by name, from the top or from the one dictionary below that has any, notes on the rest, its key."""
     if not isinstance(saved, dict):
         raise _wrong(where, f"{kind_of(saved)} was saved, expected a dictionary of tensors", CONVERT)
-    notes: list[str] = []
+    under: str | None = None
     left_out: list[tuple[object, object]] = []
     chosen = saved
     if saved and not _has_tensors(saved):
@@ -98,7 +100,7 @@ def _state_dict(saved: object, where: str) -> tuple[dict[str, TensorClaim], list
                 "save the model's state_dict() alone",
             )
         ((chosen_key, chosen),) = nested
-        notes.append(f"the tensors are those under {shown(chosen_key)}")
+        under = shown(chosen_key)
         left_out = [(key, value) for key, value in saved.items() if key != chosen_key]
     tensors: dict[str, TensorClaim] = {}
     for key, value in chosen.items():
@@ -106,10 +108,10 @@ def _state_dict(saved: object, where: str) -> tuple[dict[str, TensorClaim], list
             tensors[_checked_name(key, where)] = value
         else:
             left_out.append((key, value))
-    notes += [f"{shown(key)} is left out: {kind_of(value)}, not a tensor" for key, value in left_out[:_MOST_NOTES]]
+    notes = [f"{shown(key)} is left out: {kind_of(value)}, not a tensor" for key, value in left_out[:_MOST_NOTES]]
     if len(left_out) > _MOST_NOTES:
         notes.append(f"and {len(left_out) - _MOST_NOTES} more are left out")
-    return tensors, notes
+    return tensors, notes, under
 
 
 def _has_tensors(value: Mapping[object, object]) -> bool:

@@ -258,7 +258,10 @@ def _read_file(files: FileSet, name: str) -> _File:
             return _File(header.tensors, header.metadata, lints)
         from bowline.checkpoint.pickles import read_pickle  # for the few checkpoints that still have them
 
-        return _File(read_pickle(source).tensors)
+        pickled = read_pickle(source)
+        message = f"{name}: the tensors lie under {pickled.under}, expected at the top"
+        nested = Lint(kind=LintKind.NESTED_TENSORS, message=message, files=(name,))
+        return _File(pickled.tensors, lints=[] if pickled.under is None else [nested])
 
 
 def _merge(reads: Mapping[str, _File], weight_map: Mapping[str, str]) -> dict[str, StoredTensor]:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from bowline.audit.outcomes.outcome import Fate, Outcome, Result, Seen, always_tied, asked_of_newest, knowledge
+from bowline.audit.outcomes.outcome import (
+    Fate,
+    Outcome,
+    Result,
+    Seen,
+    always_tied,
+    asked_of_newest,
+    knowledge,
+    takes_no_dictionary,
+)
 from bowline.families.declaration import Declaration, DeclaredTie
 
 __all__ = ["llama_cpp"]
@@ -16,6 +25,8 @@ def llama_cpp(declaration: Declaration, seen: Seen) -> Result:
         tie = declared.tie
         if rule is None:
             yield tie.target, Outcome(Fate.REFUSED, f"llama.cpp cannot convert {architecture or 'this class'}")
+        elif seen.nested:
+            yield tie.target, takes_no_dictionary()
         elif rule["head_when_missing"] == "none":
             yield tie.target, Outcome(Fate.DROPPED, "converted to an embedding model, without a head")
         elif tie.target != declaration.head:

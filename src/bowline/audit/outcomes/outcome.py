@@ -14,7 +14,18 @@ from bowline import families
 from bowline.families.declaration import DeclaredTie
 from bowline.tie import Tie
 
-__all__ = ["Fate", "Outcome", "Result", "Seen", "always_tied", "asked_of_newest", "knowledge", "misfit", "neither"]
+__all__ = [
+    "Fate",
+    "Outcome",
+    "Result",
+    "Seen",
+    "always_tied",
+    "asked_of_newest",
+    "knowledge",
+    "misfit",
+    "neither",
+    "takes_no_dictionary",
+]
 
 
 class Fate(StrEnum):
@@ -47,6 +58,10 @@ class Seen:
     misfits: Mapping[str, frozenset[str]]
     """By version of transformers: stored tensors whose shape is not the one that it builds from the config."""
     safetensors: bool
+    nested: bool
+    """Whether the tensors lie in a dictionary of the pickle, where no loader looks."""
+    dtype_stated: bool
+    """Whether the config says which dtype to load."""
 
     def are_equal(self, one: str, other: str) -> bool | None:
         """Whether two stored tensors are equal, as far as the ties that were compared tell: equals of equals are."""
@@ -90,6 +105,11 @@ def misfit(seen: Seen, loader: str) -> Outcome | None:
     """What a loader says of tensors that do not fit the model; `None` when all do."""
     names = seen.misfits.get(loader, frozenset())
     return Outcome(Fate.REFUSED, f"size mismatch: {', '.join(sorted(names))}") if names else None
+
+
+def takes_no_dictionary() -> Outcome:
+    """What a loader says of a pickle whose tensors lie in a dictionary of it."""
+    return Outcome(Fate.REFUSED, "the pickle holds a dictionary where a tensor is expected")
 
 
 @cache

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bowline.audit.outcomes.outcome import Fate, Outcome, Result, Seen, misfit
+from bowline.audit.outcomes.outcome import Fate, Outcome, Result, Seen, misfit, takes_no_dictionary
 from bowline.families.declaration import Declaration, DeclaredTie
 from bowline.tie import Tie
 
@@ -63,12 +63,21 @@ def _after_loading(loader: str, declaration: Declaration, seen: Seen, holders: H
     for declared in declaration.ties:
         if unknown:
             yield declared.tie.target, Outcome(Fate.REFUSED, f"{declaration.architecture} is not in this version")
+        elif seen.nested:
+            yield declared.tie.target, _nested(loader, seen)
         elif refusal := misfit(seen, loader):
             yield declared.tie.target, refusal
         elif holders is None:
             yield declared.tie.target, None
         else:
             yield declared.tie.target, _fate(declared, loader, holders, seen)
+
+
+def _nested(loader: str, seen: Seen) -> Outcome:
+    """Without a dtype in the config, version 5 asks the first entry for its own."""
+    if loader == "transformers-5" and not seen.dtype_stated:
+        return takes_no_dictionary()
+    return Outcome(Fate.RANDOM, "the tensors lie in a dictionary of the pickle, and none is found")
 
 
 def _fate(declared: DeclaredTie, loader: str, holders: Holders, seen: Seen) -> Outcome | None:

@@ -223,3 +223,20 @@ def odd_bool(evidence: Evidence) -> Iterator[Observation]:
             tensors=tuple(names),
             file=file,
         )
+
+
+@rule("BW314", "nested-tensors", Severity.ERROR)
+def nested_tensors(evidence: Evidence) -> Iterator[Observation]:
+    """The tensors of a pickle lie in a dictionary within the one that was saved.
+
+    What: `pytorch_model.bin` holds `{"state_dict": {...}}` or the like. What is said here of the tensors is said of
+    those inside.
+
+    Why it hurts: loaders take the entries at the top for tensors. transformers 4 finds none that it knows and draws
+    every weight at random; transformers 5 does the same where the config states a dtype, and else fails.
+
+    Example: `torch.save({"state_dict": model.state_dict(), "epoch": 3}, "pytorch_model.bin")`.
+
+    Mend: save the inner dictionary alone, or load it and call `model.save_pretrained`.
+    """
+    return _observations(evidence, LintKind.NESTED_TENSORS, "save the inner dictionary alone")
