@@ -74,6 +74,23 @@ def test_a_false_flag_over_one_matrix_becomes_true(tmp_path: Path) -> None:
     assert codes(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("value", "tensors", "change"),
+    [
+        (None, {WTE: table()}, "null -> true"),
+        (None, DIVERGED, "null -> false"),
+        ("false", DIVERGED, "'false' -> false"),
+        (1, {WTE: table()}, "1 -> true"),
+    ],
+)
+def test_a_flag_that_is_no_boolean_becomes_the_one_that_the_bytes_make_true(
+    tmp_path: Path, value: object, tensors: Any, change: str
+) -> None:
+    changes = fix(write(tmp_path, tensors, {**GPT2, "tie_word_embeddings": value}))
+    assert changes[0] == f"tie_word_embeddings: {change}"
+    assert codes(tmp_path) == []
+
+
 def test_an_absent_flag_is_written_first(tmp_path: Path) -> None:
     changes = fix(write(tmp_path, {"model.embed_tokens.weight": table()}, UNKNOWN))
     assert changes[0] == "tie_word_embeddings: absent -> true"

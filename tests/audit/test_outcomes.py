@@ -182,6 +182,52 @@ def test_an_unknown_class_takes_the_base_configs_default(tmp_path: Path) -> None
     assert fates(tmp_path, {EMBED: table()}, {**UNKNOWN, "tie_word_embeddings": True})[:2] == [TIED, TIED]
 
 
+# --- a flag that is no boolean --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "of_one", "of_two"),
+    [
+        (1, TIED, DROPPED),
+        ("false", TIED, DROPPED),
+        ([1], TIED, DROPPED),
+        (None, RANDOM, KEPT),
+        (0, RANDOM, KEPT),
+        ("", RANDOM, KEPT),
+        ([], RANDOM, KEPT),
+    ],
+)
+def test_transformers_4_asks_what_python_takes_for_true_and_5_refuses(
+    tmp_path: Path, value: object, of_one: Fate, of_two: Fate
+) -> None:
+    config = {**GPT2, "tie_word_embeddings": value}
+    assert fates(tmp_path, {WTE: table()}, config)[:3] == [of_one, REFUSED, REFUSED]
+    assert fates(tmp_path, {WTE: table(), HEAD: OWN}, config)[:3] == [of_two, REFUSED, REFUSED]
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "value"),
+    [
+        ("gemma3", "Gemma3ForConditionalGeneration", None),
+        ("perception_lm", "PerceptionLMForConditionalGeneration", None),
+        ("nomic_bert", "NomicBertForMaskedLM", "false"),
+        ("t5", "T5ForConditionalGeneration", None),
+        ("blip-2", "Blip2ForConditionalGeneration", 0),
+    ],
+)
+def test_a_config_that_takes_such_a_flag_is_not_refused(
+    tmp_path: Path, family: str, architecture: str, value: object
+) -> None:
+    config = {"architectures": [architecture], "model_type": family, "tie_word_embeddings": value}
+    found = audit(write(tmp_path, {"other.weight": table()}, config)).evidence.outcomes["transformers-5"]
+    assert all(outcome and outcome.fate is not REFUSED for outcome in found.values())
+
+
+def test_remote_code_may_take_any_flag(tmp_path: Path) -> None:
+    found = fates(tmp_path, {EMBED: table(), HEAD: OWN}, {**UNKNOWN, "tie_word_embeddings": None})
+    assert found[:2] == [KEPT, KEPT]
+
+
 # --- a pickle whose tensors lie in a dictionary of it ---------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from bowline.audit.outcomes import Fate
 from bowline.audit.report import AuditReport
 from bowline.checkpoint.config_edit import set_flags
 from bowline.checkpoint.replace import replace_file
-from bowline.checkpoint.strict_json import loads
+from bowline.checkpoint.strict_json import loads, shown
 from bowline.errors import ConfigError, FormatError
 from bowline.families.resolve import FLAG, FLAGS
 
@@ -36,7 +36,7 @@ def flag_edits(report: AuditReport) -> dict[str, bool]:
     value = wanted.pop()
     targets = {finding.tensors[0] for finding in report.findings if finding.fixable and finding.tensors}
     evidence = report.evidence
-    return {path: value for path in _levels(evidence, targets) if evidence.declaration.levels.get(path) is not value}
+    return {path: value for path in _levels(evidence, targets) if _stated(evidence).get(path) is not value}
 
 
 def fix_config(report: AuditReport) -> list[str]:
@@ -68,8 +68,8 @@ def fix_config(report: AuditReport) -> list[str]:
     after = set_flags(before.decode("utf-8"), edits).encode("utf-8")
     _refuse_harm(report.evidence, loads(after, CONFIG, allow_nonfinite=True))
     backup = replace_file(config, after, why="audit --fix")
-    old = report.evidence.declaration.levels
-    changes = [f"{path}: {_word(old.get(path))} -> {_word(value)}" for path, value in edits.items()]
+    old = {path: shown(value) for path, value in _stated(report.evidence).items()}
+    changes = [f"{path}: {old.get(path, 'absent')} -> {shown(value)}" for path, value in edits.items()]
     return [*changes, f"the old config.json is kept in {backup}"]
 
 
@@ -127,5 +127,6 @@ def _level(evidence: Evidence, path: str) -> dict[str, object] | None:
     return config if isinstance(config, dict) else None
 
 
-def _word(value: bool | None) -> str:
-    return "absent" if value is None else str(value).lower()
+def _stated(evidence: Evidence) -> dict[str, object]:
+    """Each level's flag as it stands in the config."""
+    return {**evidence.declaration.levels, **evidence.declaration.not_boolean}

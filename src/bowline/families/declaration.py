@@ -57,7 +57,8 @@ class Declaration:
     `inferred` is true when the class is unknown and the ties were read off names and shapes. `made` lists, by loader,
     the ties that it makes under this config, in its own order and from its own owners. `vocabulary` maps each
     stored tensor with a vocabulary axis to that axis; `expected_lengths` says, by loader, how long
-    it makes that axis under this config. `levels` are all the levels of the config that state the flag.
+    it makes that axis under this config. `levels` are all the levels of the config that state the flag, `not_boolean`
+    what stands at those where it is neither true nor false.
     """
 
     architecture: str | None
@@ -73,6 +74,7 @@ class Declaration:
     vocab_size: Size | None
     hidden_size: Size | None
     levels: Mapping[str, bool]
+    not_boolean: Mapping[str, object]
     loaders: frozenset[str]
     """The versions of transformers that know the class."""
 

@@ -51,12 +51,16 @@ def stated_levels(config: Mapping[str, Any]) -> dict[str, bool]:
         >>> stated_levels({"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": False}})
         {'tie_word_embeddings': True, 'text_config.tie_word_embeddings': False}
     """
-    return dict(_levels(config, ""))
+    return {path: bool(value) for path, value in _levels(config, "")}
 
 
-def _levels(config: Mapping[str, Any], prefix: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
+def _not_boolean(config: Mapping[str, Any]) -> dict[str, object]:
+    return {path: value for path, value in _levels(config, "") if not isinstance(value, bool)}
+
+
+def _levels(config: Mapping[str, Any], prefix: str, depth: int = 0) -> Iterator[tuple[str, object]]:
     if FLAG in config:
-        yield prefix + FLAG, bool(config[FLAG])
+        yield prefix + FLAG, config[FLAG]
     if depth < 8:
         for key, value in config.items():
             if isinstance(value, Mapping):
@@ -101,6 +105,7 @@ def _known(
         vocab_size=vocab_size,
         hidden_size=_size(config, family.hidden_size if family else None),
         levels=levels,
+        not_boolean=_not_boolean(config),
         loaders=frozenset(architecture.declared),
     )
 
@@ -267,6 +272,7 @@ def _unknown(config: Mapping[str, Any], shapes: Shapes, table: Table, stated_cla
         vocab_size=vocab_size,
         hidden_size=None,
         levels=levels,
+        not_boolean=_not_boolean(config),
         loaders=frozenset(),
     )
 

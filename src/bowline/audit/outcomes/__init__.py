@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from bowline.audit.outcomes.llama_cpp import llama_cpp
-from bowline.audit.outcomes.outcome import Fate, Outcome, Result, Seen
+from bowline.audit.outcomes.outcome import Fate, Outcome, Result, Seen, odd_flag
 from bowline.audit.outcomes.transformers import transformers_4, transformers_5
 from bowline.audit.outcomes.vllm import vllm
 from bowline.families.declaration import Declaration
 
-__all__ = ["LOADERS", "Fate", "Outcome", "Seen", "predict"]
+__all__ = ["LOADERS", "Fate", "Outcome", "Seen", "odd_flag", "predict"]
 
 LOADERS: Mapping[str, Callable[[Declaration, Seen], Result]] = {
     "transformers-4": transformers_4,

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from bowline import families
-from bowline.families.declaration import DeclaredTie
+from bowline.checkpoint.strict_json import shown
+from bowline.families.declaration import Declaration, DeclaredTie
+from bowline.families.resolve import FLAG
+from bowline.families.table import load_table
 from bowline.tie import Tie
 
 __all__ = [
@@ -24,8 +27,14 @@ __all__ = [
     "knowledge",
     "misfit",
     "neither",
+    "odd_flag",
     "takes_no_dictionary",
 ]
+
+
+SET_THE_FLAG = frozenset({"csm", "nomic_bert", "t5", "umt5", "vibevoice"})
+SET_NULL = frozenset({"gemma3", "gemma3n", "perception_lm"})
+"""Families of transformers 5.23 whose config does not look at the flag that it is given, or not at null."""
 
 
 class Fate(StrEnum):
@@ -105,6 +114,21 @@ def misfit(seen: Seen, loader: str) -> Outcome | None:
     """What a loader says of tensors that do not fit the model; `None` when all do."""
     names = seen.misfits.get(loader, frozenset())
     return Outcome(Fate.REFUSED, f"size mismatch: {', '.join(sorted(names))}") if names else None
+
+
+def odd_flag(declaration: Declaration) -> Outcome | None:
+    """What transformers 5 says of a flag that is neither true nor false; `None` where it takes it.
+
+    A config whose class has a default for the flag is held to it; another keeps whatever it is given.
+    """
+    name = declaration.family or ""
+    family = load_table().family(name) if "transformers-5" in declaration.loaders else None
+    defaults = family.flags["transformers-5"] if family else {}
+    for path, value in declaration.not_boolean.items():
+        replaced = path == FLAG and (name in SET_THE_FLAG or (value is None and name in SET_NULL))
+        if defaults.get(path) is not None and not replaced:
+            return Outcome(Fate.REFUSED, f"{path} is {shown(value)}, expected true or false")
+    return None
 
 
 def takes_no_dictionary() -> Outcome:

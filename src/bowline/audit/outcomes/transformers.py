@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bowline.audit.outcomes.outcome import Fate, Outcome, Result, Seen, misfit, takes_no_dictionary
+from bowline.audit.outcomes.outcome import Fate, Outcome, Result, Seen, misfit, odd_flag, takes_no_dictionary
 from bowline.families.declaration import Declaration, DeclaredTie
 from bowline.tie import Tie
 
@@ -63,6 +63,8 @@ def _after_loading(loader: str, declaration: Declaration, seen: Seen, holders: H
     for declared in declaration.ties:
         if unknown:
             yield declared.tie.target, Outcome(Fate.REFUSED, f"{declaration.architecture} is not in this version")
+        elif loader == "transformers-5" and (refusal := odd_flag(declaration)):
+            yield declared.tie.target, refusal
         elif seen.nested:
             yield declared.tie.target, _nested(loader, seen)
         elif refusal := misfit(seen, loader):

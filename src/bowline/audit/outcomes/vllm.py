@@ -12,6 +12,7 @@ from bowline.audit.outcomes.outcome import (
     knowledge,
     misfit,
     neither,
+    odd_flag,
     takes_no_dictionary,
 )
 from bowline.families.declaration import Declaration, DeclaredTie
@@ -29,6 +30,8 @@ def vllm(declaration: Declaration, seen: Seen) -> Result:
         if not (native or backend):
             unknown = declaration.inferred  # remote code may run on vLLM's transformers backend
             yield tie.target, None if unknown else Outcome(Fate.REFUSED, f"vLLM has no {architecture}")
+        elif refusal := odd_flag(declaration):
+            yield tie.target, refusal
         elif seen.nested:
             yield tie.target, takes_no_dictionary()
         elif refusal := misfit(seen, "transformers-5"):

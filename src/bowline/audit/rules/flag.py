@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bowline.audit.evidence import Evidence, TieEvidence
-from bowline.audit.outcomes import Fate
+from bowline.audit.outcomes import Fate, odd_flag
 from bowline.audit.rules.rule import Observation, Severity, listed, rule
+from bowline.checkpoint.strict_json import shown
 from bowline.tie import TieState
 
 CONFIG = "config.json"
@@ -353,6 +354,36 @@ def untied_but_equal(evidence: Evidence) -> Iterator[Observation]:
             )
 
 
+@rule("BW114", "flag-not-boolean", Severity.ERROR, also=Severity.WARNING)
+def flag_not_boolean(evidence: Evidence) -> Iterator[Observation]:
+    """The flag is neither true nor false.
+
+    What: `tie_word_embeddings` is null, a number, a text or a list.
+
+    Why it hurts: transformers 5 refuses the config of nearly every class. Version 4 takes it for what Python does:
+    `"false"` ties. Where version 5 takes it as well, as for T5 and remote code, this is a warning.
+
+    Example: a config written by hand, or by a tool that has null for what was never set.
+
+    Mend: `bowline audit --fix` writes the flag that the bytes make true.
+    """
+    main = evidence.main_tie
+    truth = None if main is None else _if_config_decides(evidence, main, value=_flag_of_bytes(evidence, main))
+    for path, value in evidence.declaration.not_boolean.items():
+        if evidence.config is not None and _is_text_level(evidence.config, path):
+            taken = str(bool(value)).lower()
+            yield Observation(
+                message=f"{path} is {shown(value)}, expected true or false; transformers 4 takes it for {taken}",
+                help="write true or false"
+                if truth is None
+                else "`bowline audit --fix` writes what the bytes make true",
+                tensors=() if main is None else (main.tie.target, main.tie.source),
+                file=CONFIG,
+                severity=None if odd_flag(evidence.declaration) else Severity.WARNING,
+                flag_from_bytes=truth,
+            )
+
+
 def _is_bias(tie: TieEvidence) -> bool:
     return tie.tie.target.endswith("bias")
 
@@ -381,7 +412,7 @@ def _loaders_with(evidence: Evidence, tie: TieEvidence, fate: Fate) -> str:
     return ", ".join(loaders)
 
 
-def _if_config_decides(evidence: Evidence, tie: TieEvidence, *, value: bool) -> bool | None:
+def _if_config_decides(evidence: Evidence, tie: TieEvidence, *, value: bool | None) -> bool | None:
     """The flag to write, if any loader asks the config about this tie at all."""
     asks = set(tie.declared.asked) - tie.declared.unconditional or evidence.declaration.inferred
     return value if evidence.config is not None and asks else None
