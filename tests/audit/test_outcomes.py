@@ -127,6 +127,37 @@ def test_transformers_5_leaves_out_of_a_group_only_what_differs(tmp_path: Path) 
     assert [found["transformers-4"][target].fate for target in GROUP[1:]] == [TIED, TIED, DROPPED]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("head", "expected"), [(table(), [TIED, TIED]), (OWN, [DROPPED, KEPT])])
+def test_marians_head_is_held_against_the_table_at_the_end_of_its_chain(
+    tmp_path: Path, head: Any, expected: list[Fate]
+) -> None:
+    config = {**BART, "architectures": ["MarianMTModel"], "model_type": "marian"}
+    assert fates(tmp_path, {"model.shared.weight": table(), HEAD: head}, config)[:2] == expected
+
+
+@pytest.mark.parametrize(("decoder", "expected"), [(table(), [TIED, TIED, TIED]), (OWN, [TIED, KEPT, TIED])])
+def test_without_their_source_targets_are_held_against_the_first_that_is_stored(
+    tmp_path: Path, decoder: Any, expected: list[Fate]
+) -> None:
+    config = {**BART, "architectures": ["MarianMTModel"], "model_type": "marian"}
+    tensors = {HEAD: table(), "model.decoder.embed_tokens.weight": decoder}
+    found = audit(write(tmp_path, tensors, config)).evidence.outcomes["transformers-5"]
+    assert [outcome and outcome.fate for outcome in found.values()] == expected
+
+
+def test_two_targets_that_nobody_compared_leave_their_fate_open(tmp_path: Path) -> None:
+    tensors = {"encoder.embed_tokens.weight": table(), HEAD: table()}
+    found = audit(write(tmp_path, tensors, T5), values=False).evidence
+    assert found.seen.are_equal("encoder.embed_tokens.weight", HEAD) is None
+    assert set(found.outcomes["transformers-5"].values()) == {None}
+
+
+def test_what_equals_one_of_two_that_differ_differs_from_the_other(tmp_path: Path) -> None:
+    tensors = {"shared.weight": table(), "encoder.embed_tokens.weight": table(), HEAD: OWN}
+    found = audit(write(tmp_path, tensors, T5)).evidence.seen
+    assert found.are_equal("encoder.embed_tokens.weight", HEAD) is False
+
+
 def test_an_untied_t5_keeps_its_head_in_both_versions(tmp_path: Path) -> None:
     config = {**T5, "tie_word_embeddings": False}
     assert fates(tmp_path, {"shared.weight": table(), HEAD: OWN}, config)[:2] == [KEPT, KEPT]

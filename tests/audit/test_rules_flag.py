@@ -219,6 +219,20 @@ def test_bw105_a_bias_stored_again_is_information(tmp_path: Path) -> None:
     assert one(write(tmp_path, tensors, BERT), "BW105").severity is Severity.INFO
 
 
+MARIAN = {**BART, "architectures": ["MarianMTModel"], "model_type": "marian", "share_encoder_decoder_embeddings": True}
+SHARED = "model.shared.weight"
+
+
+def test_bw105_a_head_that_is_tied_through_the_decoders_table(tmp_path: Path) -> None:
+    path = write(tmp_path, {SHARED: table(), HEAD: table()}, MARIAN)
+    assert one(path, "BW105").tensors == (HEAD, SHARED)
+    assert codes(path) == ["BW105"]
+
+
+def test_bw101_a_head_that_is_tied_through_the_decoders_table(tmp_path: Path) -> None:
+    assert one(write(tmp_path, {SHARED: table(), HEAD: OWN}, MARIAN), "BW101").tensors == (HEAD, SHARED)
+
+
 def test_bw105_is_not_said_of_an_untied_copy(tmp_path: Path) -> None:
     assert codes(write(tmp_path, {WTE: table(), HEAD: table()}, UNTIED)) == ["BW112"]
 

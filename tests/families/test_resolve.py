@@ -240,6 +240,13 @@ def test_a_tie_that_an_older_version_hangs_the_other_way_round_is_listed_once() 
     assert declaration.made["transformers-4"] == (Tie("b", "a"),)
 
 
+@pytest.mark.parametrize(("shared", "owner"), [(True, "c"), (False, "b")])
+def test_a_tie_is_listed_with_the_owner_at_the_end_of_the_chain_that_is_made(shared: bool, owner: str) -> None:
+    chain = declared(("a", "b", gate(FLAG)), ("b", "c", gate("share")))
+    declaration = resolve_toy("=", chain, {FLAG: True, "share": shared})
+    assert [tie.tie for tie in declaration.ties] == [Tie("a", owner), Tie("b", "c")]
+
+
 def test_two_names_that_the_file_spells_alike_are_no_tie() -> None:
     one = declared(("model.head.weight", "head.weight", gate(FLAG)))
     assert resolve_toy("=", one, {FLAG: True}, **{"head.weight": TABLE}).ties == ()

@@ -96,6 +96,8 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
         from bowline.audit.tables import read_tables
 
         read = read_tables(checkpoint, declaration, progress or Progress())
+        beside = replace(declaration, ties=_beside(declaration, tensors), embedding=None, head=None)
+        further = read_tables(checkpoint, beside, Progress()).ties if beside.ties else ()
         ties, tables, padding, geometry, odd_bools = (
             read.ties,
             read.tables,
@@ -105,10 +107,10 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
         )
     else:
         ties = tuple(compare_headers(tensors, declared, complete=checkpoint.complete) for declared in declaration.ties)
-        tables, padding, geometry, odd_bools = (), None, None, ()
+        further, tables, padding, geometry, odd_bools = (), (), None, None, ()
     seen = Seen(
         stored=frozenset(tensors),
-        equal={tie.tie: _equal(tie) for tie in ties},
+        equal={tie.tie: _equal(tie) for tie in (*ties, *further)},
         equal_when_cast={tie.tie: tie.equal_when_cast for tie in ties},
         misfits={loader: misfits(declaration, tensors, loader) for loader in declaration.made},
         safetensors=any(file.endswith(".safetensors") for file in checkpoint.weight_files),
@@ -132,6 +134,23 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
         seen=seen,
         complete=checkpoint.complete,
         values_read=values,
+    )
+
+
+def _beside(declaration: Declaration, tensors: Mapping[str, StoredTensor]) -> tuple[DeclaredTie, ...]:
+    """What a version compares besides the ties that are listed: a target with the owner that it has there, or where
+    that is not stored, with the first of its targets that is.
+    """
+    pairs: dict[frozenset[str], Tie] = {}
+    for made in declaration.made.values():
+        for tie in made:
+            heirs = (other.target for other in made if other.source == tie.source and other.target in tensors)
+            owner = tie.source if tie.source in tensors else next(heirs, tie.target)
+            if tie.target in tensors and tie.target != owner:
+                pairs.setdefault(frozenset((tie.target, owner)), Tie(tie.target, owner))
+    listed = {frozenset((one.tie.target, one.tie.source)) for one in declaration.ties}
+    return tuple(
+        DeclaredTie(tie=tie, flag=declaration.flag, asked={}) for ends, tie in pairs.items() if ends not in listed
     )
 
 

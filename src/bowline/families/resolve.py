@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bowline.families.declaration import Declaration, DeclaredTie, Flag, Size
@@ -116,7 +117,8 @@ def _declared_ties(
     """One tie for each target, as the newest version that declares it has it; and what each version makes.
 
     An older version may hang the same tensors on another owner (`shared` on the decoder's table, not the other way
-    round): that is the same knot, so it is listed once, and run as that version runs it.
+    round): that is the same knot, so it is listed once, and run as that version runs it. A tie that hangs on another
+    that is made (a <- b, b <- c) is listed with the owner at the end of the chain.
     """
     listed: dict[str, Tie] = {}
     gates: dict[str, dict[str, Gate]] = {}
@@ -135,22 +137,25 @@ def _declared_ties(
             listed.setdefault(knot.target, knot)
             gates.setdefault(knot.target, {})[loader] = gate
         made[loader] = _from_roots(asked)
-    ties = tuple(_declared_tie(tie, gates[target], config, architecture) for target, tie in listed.items())
-    return ties, made
+    ties = [_declared_tie(tie, gates[target], config, architecture) for target, tie in listed.items()]
+    chain = {one.tie.target: one.tie.source for one in ties if one.asked[max(gates[one.tie.target])]}
+    return tuple(replace(one, tie=Tie(one.tie.target, _root(one.tie.source, chain))) for one in ties), made
 
 
 def _from_roots(asked: Sequence[Tie]) -> tuple[Tie, ...]:
     """Ties that hang on each other (a <- b, b <- c), each from the owner at the end of its chain."""
-    sources = {tie.target: tie.source for tie in asked}
+    chain = {tie.target: tie.source for tie in asked}
+    rooted = (Tie(tie.target, _root(tie.source, chain)) for tie in asked)
+    return tuple(tie for tie in rooted if tie.source != tie.target)
 
-    def root(name: str) -> str:
-        passed: set[str] = set()
-        while name in sources and name not in passed:
-            passed.add(name)
-            name = sources[name]
-        return name
 
-    return tuple(Tie(tie.target, root(tie.source)) for tie in asked if root(tie.source) != tie.target)
+def _root(name: str, chain: Mapping[str, str]) -> str:
+    """The owner at the end of the chain, from target to source, on which a name hangs."""
+    passed: set[str] = set()
+    while name in chain and name not in passed:
+        passed.add(name)
+        name = chain[name]
+    return name
 
 
 def _declared_tie(

@@ -73,18 +73,28 @@ class Seen:
     """Whether the config says which dtype to load."""
 
     def are_equal(self, one: str, other: str) -> bool | None:
-        """Whether two stored tensors are equal, as far as the ties that were compared tell: equals of equals are."""
+        """Whether two stored tensors are equal, as far as the ties that were compared tell: equals of equals are, and
+        differ from what one of them differs from. `None` for two that nothing was compared with.
+        """
         for tie in (Tie(one, other), Tie(other, one)):
             if tie in self.equal:
                 return self.equal[tie]
-        alike, found = {one}, True
+        alike, others = self._alike(one), self._alike(other)
+        if other in alike:
+            return True
+        pairs = (ends for tie, equal in self.equal.items() if equal is False and (ends := {tie.target, tie.source}))
+        return False if any(ends & alike and ends & others for ends in pairs) else None
+
+    def _alike(self, name: str) -> set[str]:
+        """The tensors that are known to equal this one."""
+        alike, found = {name}, True
         while found:
             found = False
             for tie, equal in self.equal.items():
                 if equal and (tie.target in alike) != (tie.source in alike):
                     alike |= {tie.target, tie.source}
                     found = True
-        return True if other in alike else None if None in self.equal.values() else False
+        return alike
 
 
 Result = Iterable[tuple[str, Outcome | None]]

@@ -36,25 +36,27 @@ def _tie_whatever_is_stored(made: Sequence[Tie]) -> Holders:
 
 
 def _tie_what_agrees(made: Sequence[Tie], seen: Seen) -> Holders | None:
-    """Both ends stored: tied if equal, else left alone. One stored: tied to it, whichever it is. Neither: another
-    target of the same source that is stored takes the source's place. `None` when it hangs on values not read.
+    """Both ends there: tied if equal, else left alone. One: tied to it, whichever it is, and then both are. Neither:
+    another target of the same source that is there takes the source's place. `None` when it hangs on values not read.
     """
     holders: Holders = {}
+    there = set(seen.stored)
     for at, tie in enumerate(made):
         target, source = tie.target, tie.source
-        target_there, source_there = target in seen.stored, source in seen.stored
-        if source_there and target_there:
-            equal = seen.are_equal(target, source)
+        if source in there and target in there:
+            equal = seen.are_equal(target, holders.get(source, source))
             if equal is None:
                 return None
             if not equal:
                 continue
-        elif target_there:
+        elif target in there:
             target, source = source, target
-        elif not source_there:
+        elif source not in there:
             others = (other.target for other in made[at + 1 :] if other.source == source)
-            source = next((other for other in others if other in seen.stored), source)
+            source = next((other for other in others if other in there), source)
         holders[target] = holders.get(source, source)
+        if source in there:
+            there.add(target)
     return holders
 
 
