@@ -66,10 +66,7 @@ class DeferredLogits(torch.Tensor):
                 alone = self._unseen() and not _saving_is_watched()
                 self._keep(self.product.logits() if alone else _Made.of(self))
         elif not self._made.requires_grad and self._returned_by_a_function():
-            written = self._was_written()
-            with self._as_there():
-                self._keep(_Made.of(self))
-            self._made_version = None if written else self._made_version
+            self._put_at_its_place()
         return cast("torch.Tensor", self._made)
 
     def made_to_be_written(self) -> torch.Tensor:
@@ -78,6 +75,14 @@ class DeferredLogits(torch.Tensor):
             self._view.of.made_to_be_written()
             self._become_the_view(self._view)
         return self.made()
+
+    def _put_at_its_place(self) -> None:
+        """In the graph, which a Function that made it without autograd has given it since."""
+        written = self._was_written()
+        with self._as_there():
+            self._keep(_Made.of(self))
+        if written:
+            self._made_version = None
 
     def _become_the_view(self, view: _View) -> None:
         with self._as_there():
