@@ -66,8 +66,8 @@ def offer(ctx: Any, position: int, gradient: torch.Tensor) -> None:
 def take(ctx: Any, position: int) -> torch.Tensor | None:
     """In a Function's backward, the dense gradient of its tensor `position` that autograd holds, to be added to.
 
-    Or None, where there is none or somebody else holds it too. What is added to it must not be
-    returned as well. Several ends may take it one after the other. Arguments as for `offer`.
+    Or None, where there is none or somebody else holds it too. What is added to it must not be returned as well.
+    Several ends may take it one after the other. Arguments as for `offer`.
     """
     if torch.compiler.is_compiling():
         return None

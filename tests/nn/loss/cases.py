@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from bowline.nn.loss import linear_cross_entropy
+
 BACKENDS = ["reference", "logits", "chunked"]
 D, V = 5, 11
 OPTIONS: list[dict[str, Any]] = [
@@ -72,3 +74,15 @@ def by_hand(
 
 def gradients(loss: torch.Tensor, *leaves: torch.Tensor | None) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, [leaf for leaf in leaves if leaf is not None]))
+
+
+def large_in_float16(backward: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Gradients of hidden states of hundreds and of their matrix, of a `backward` pass, and those of float64."""
+    (x, w, labels, _), found = case(bias=False, dtype=torch.float16), []
+    for backend, dtype in (("chunked", torch.float16), ("reference", torch.float64)):
+        hidden, weight = ((end.detach() * by).to(dtype).requires_grad_() for end, by in ((x, 300), (w, 0.01)))
+        loss = linear_cross_entropy(hidden, weight, labels, backend=backend) * 3
+        for _ in range(backward):
+            back = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+        found.append(back)
+    return list(zip(*found, strict=True))

@@ -15,7 +15,7 @@ from bowline.nn.loss.resources import Resources
 from bowline.nn.loss.sweep import gpu_products, own_rows, softmax, sweep, sweep_gpu, triton_kernel
 from bowline.nn.loss.sweep.chunks import padded
 from bowline.nn.loss.sweep.rule import Chunk, Rule
-from tests.nn.loss.cases import OPTIONS, V, case, gradients
+from tests.nn.loss.cases import OPTIONS, V, case, gradients, large_in_float16
 
 EVERYTHING = Rule(0.7, 3.0, 0.01, 0.1, 0.9)
 RULES = [
@@ -320,14 +320,7 @@ def test_float16_gradients_of_large_hidden_states_come_back_as_large_as_they_are
     backward: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_products, "_widens", lambda _: False)
-    (x, w, labels, _), found = case(bias=False, dtype=torch.float16), []
-    for backend, dtype in (("chunked", torch.float16), ("reference", torch.float64)):
-        hidden, weight = ((end.detach() * by).to(dtype).requires_grad_() for end, by in ((x, 300), (w, 0.01)))
-        loss = linear_cross_entropy(hidden, weight, labels, backend=backend) * 3
-        for _ in range(backward):
-            back = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
-        found.append(back)
-    for one, exact in zip(*found, strict=True):
+    for one, exact in large_in_float16(backward):
         assert (one - exact).norm() <= 0.002 * exact.norm()
 
 

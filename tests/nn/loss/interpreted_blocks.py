@@ -18,7 +18,7 @@ from bowline.nn.loss.sweep.by_vocabulary import needs_blocks, sweep_by_vocabular
 from bowline.nn.loss.sweep.chunks import padded
 from bowline.nn.loss.sweep.job import Job, Sweep, Wanted
 from bowline.nn.loss.sweep.rule import Rule
-from tests.nn.loss.cases import OPTIONS, V, case, gradients
+from tests.nn.loss.cases import OPTIONS, V, case, gradients, large_in_float16
 
 PLANS = [
     (4, 0, 0),  # of 8 tokens all are made again
@@ -73,14 +73,7 @@ def test_wherever_logits_are_kept_the_gradients_are_the_references(
 @pytest.mark.usefixtures("plan")
 @pytest.mark.parametrize("backward", [1, 2])
 def test_float16_gradients_of_large_hidden_states_come_back_as_large_as_they_are(backward: int) -> None:
-    (x, w, labels, _), found = case(bias=False, dtype=torch.float16), []
-    for backend, dtype in (("chunked", torch.float16), ("reference", torch.float64)):
-        hidden, weight = ((end.detach() * by).to(dtype).requires_grad_() for end, by in ((x, 300), (w, 0.01)))
-        loss = linear_cross_entropy(hidden, weight, labels, backend=backend) * 3
-        for _ in range(backward):
-            back = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
-        found.append(back)
-    for one, exact in zip(*found, strict=True):
+    for one, exact in large_in_float16(backward):
         assert (one - exact).norm() <= 0.002 * exact.norm()
 
 
