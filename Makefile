@@ -81,7 +81,7 @@ sweep-loss-compiled: $(VENV)/dev
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tools.tied_loss_sweep --compiled
 
 fuzz: $(VENV)/dev
-	$(BIN)/python -m tests.checkpoint.header_fuzz --count 200000
+	$(BIN)/python -m tests.checkpoint.formats.header_fuzz --count 200000
 
 # Beside the environment and not in it: transformers and torch would import them at every start.
 BESIDE := $(PEERS)/torchao/ready $(PEERS)/triton/ready $(PEERS)/cut-cross-entropy/ready $(PEERS)/liger-kernel/ready

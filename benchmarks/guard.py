@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.measure import machine, median
 from bowline.nn import check_ties
-from bowline.nn.ties.guard import TieGuard
+from bowline.nn.guards.tie_guard import TieGuard
 
 __all__ = ["run"]
 

@@ -28,12 +28,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from benchmarks.measure import machine, median, peak_of
-from bowline.nn.lookup import tied_embedding
-from bowline.nn.loss import linear_cross_entropy, resources
-from bowline.nn.loss.resources import current
-from bowline.nn.loss.sweep.cpu_products import turned_in
-from bowline.nn.loss.sweep.fastest import products_for
-from bowline.nn.loss.sweep.products import Products
+from bowline.functional.loss import linear_cross_entropy, resources
+from bowline.functional.loss.chunks.cpu_matmul import turned_in
+from bowline.functional.loss.chunks.matmul import Products
+from bowline.functional.loss.chunks.matmul_choice import products_for
+from bowline.functional.loss.resource_limits import current
+from bowline.functional.tied_lookup import tied_embedding
 
 __all__ = ["CASES", "Case", "run"]
 

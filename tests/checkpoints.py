@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bowline.audit import Finding, audit
-from bowline.checkpoint.write import Bits, save_safetensors
+from bowline.auditing import Finding, audit
+from bowline.checkpoint.formats.numpy_writer import Bits, save_safetensors
 
 __all__ = [
     "BART",

@@ -14,11 +14,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bowline.audit import AuditReport, audit
-from bowline.audit.outcomes import LOADERS
+from bowline.auditing import AuditReport, audit
+from bowline.auditing.loaders import LOADERS
 from bowline.checkpoint import open_checkpoint
 from bowline.cli import app
-from bowline.demo import CASES, Case, Layout, Show, faults, layouts, show
+from bowline.demo import CASES, Case, Layout, Show, audit_demo, faults, layouts
 from bowline.errors import RemoteError, UsageError
 from tests.checkpoint.loopback_hub import LoopbackHub, commit_of
 
@@ -63,12 +63,12 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable() -> AuditReport:
         raise RemoteError("there is no network here")
 
-    monkeypatch.setattr(show, "audit_on_hub", unreachable)
+    monkeypatch.setattr(audit_demo, "audit_on_hub", unreachable)
 
 
 @pytest.fixture
 def nothing_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "TRAINED_PACKAGE", "no_such_package_of_weights")
+    monkeypatch.setattr(audit_demo, "TRAINED_PACKAGE", "no_such_package_of_weights")
 
 
 def told(directory: Path, cases: tuple[Case, ...], width: int = 118) -> tuple[Show, str]:
@@ -86,7 +86,7 @@ def test_healthy_checkpoint_is_clean(case: Case, reports: dict[str, AuditReport]
 
 @named(BROKEN)
 def test_fault_is_found_and_nothing_else(case: Case, reports: dict[str, AuditReport]) -> None:
-    assert show.serious_codes(reports[case.name]) == case.expected
+    assert audit_demo.serious_codes(reports[case.name]) == case.expected
 
 
 @named(list(CASES))
@@ -173,7 +173,7 @@ def test_trained_checkpoint_that_is_not_installed_is_left_out(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("no_hub")
 def test_trained_checkpoint_is_shown_in_full(tmp_path: Path, minilm: Path) -> None:
-    assert show.trained_checkpoint() == minilm
+    assert audit_demo.trained_checkpoint() == minilm
     run, text = told(tmp_path, ())
     assert "embeddings.word_embeddings.weight F32 [30522, 384]" in text
     assert not run.problems
@@ -187,8 +187,8 @@ def test_silent_hub_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         answer.wait(30)
         raise RemoteError("too late")
 
-    monkeypatch.setattr(show, "audit_on_hub", silent)
-    monkeypatch.setattr(show, "HUB_SECONDS", 0.0)
+    monkeypatch.setattr(audit_demo, "audit_on_hub", silent)
+    monkeypatch.setattr(audit_demo, "HUB_SECONDS", 0.0)
     try:
         run, text = told(tmp_path, ())
     finally:
@@ -206,7 +206,7 @@ def test_hub_is_audited_by_headers_when_it_answers(tmp_path: Path, monkeypatch: 
     with LoopbackHub(repository="openai-community/gpt2", branches={"main": commit}, commits={commit: files}) as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        report = show.audit_on_hub()
+        report = audit_demo.audit_on_hub()
     assert report.clean
     assert not report.evidence.values_read
     assert hub.sent < sum(map(len, files.values()))
@@ -304,12 +304,12 @@ def test_transformers_does_what_was_predicted(case: Case, tmp_path: Path, transf
 
 def test_the_families_are_shown_tied_and_untied(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    from bowline.demo.families import FAMILIES, FamilyShow
+    from bowline.demo.family_demo import FAMILIES, FamilyShow
 
-    show = FamilyShow()
-    show.run()
+    audit_demo = FamilyShow()
+    audit_demo.run()
     text = capsys.readouterr().out
-    assert show.problems == []
+    assert audit_demo.problems == []
     assert all(name in text for name in FAMILIES)
     assert "named_parameters() lists nothing of it" in text
     assert "pad_logit='mask': 0.000 -> 0.000" in text

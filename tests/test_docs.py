@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from bowline.audit.outcomes import Fate
-from bowline.audit.rules import Rule, all_rules
+from bowline.auditing.loaders import Fate
+from bowline.auditing.rules import Rule, all_rules
 from bowline.demo import layouts
 from bowline.tie import TieState
 
@@ -82,7 +82,7 @@ def test_the_predictions_for_t5_are_those_that_init_loss_prints() -> None:
 
 def test_every_option_and_every_key_of_training_is_on_its_page() -> None:
     from bowline.cli import app
-    from bowline.train.config import TrainConfig
+    from bowline.train.train_config import TrainConfig
 
     page = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
     verb = get_command(app).commands["train"]  # type: ignore[attr-defined]

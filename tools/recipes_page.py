@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bowline.recipes.markdown import table
+from bowline.recipes.markdown_table import table
 
 PAGE = Path(__file__).parent.parent / "docs" / "recipes.md"
 BEGIN, END = "<!-- recipes: generated -->\n", "<!-- end -->"

@@ -26,10 +26,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from bowline.audit.evidence import Evidence, gather
+from bowline.auditing.evidence import Evidence
+from bowline.auditing.evidence_gathering import gather
 from bowline.checkpoint import open_checkpoint
-from bowline.families.resolve import FLAG
-from bowline.families.table import Declared, load_table
+from bowline.families.resolver import FLAG
+from bowline.families.transformers_table import Declared, load_table
 from tools.tiny import build, load_class, tiny_config
 
 __all__ = [

@@ -24,9 +24,9 @@ import torch
 import transformers
 
 from bowline.errors import UsageError
-from bowline.nn import lookup
-from bowline.nn.deferred import DeferredLogits, Product
-from bowline.nn.tied_loss import use_tied_loss
+from bowline.functional import tied_lookup
+from bowline.functional.deferred import DeferredLogits, Product
+from bowline.nn.modules.tied_loss import use_tied_loss
 from tools.sweep import LARGEST, arguments_of, one_line
 from tools.tiny import VOCABULARY, build, candidate_names, load_class
 
@@ -126,7 +126,7 @@ def counted() -> Iterator[Counter[str]]:
 
         return patch.object(owner, name, call)
 
-    with counting(Product, "cross_entropy"), counting(Product, "logits"), counting(lookup, "take"):
+    with counting(Product, "cross_entropy"), counting(Product, "logits"), counting(tied_lookup, "take"):
         yield calls
 
 

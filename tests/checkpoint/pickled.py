@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from bowline.checkpoint.dtypes import BITS, decode
-from bowline.checkpoint.pickles import PickledFile, read_pickle
-from bowline.checkpoint.source import MemoryBytes
-from bowline.checkpoint.tensor import StoredTensor
+from bowline.checkpoint.formats.dtypes import BITS, decode
+from bowline.checkpoint.formats.pickle_file import PickledFile, read_pickle
+from bowline.checkpoint.formats.stored_tensor import StoredTensor
+from bowline.checkpoint.places.byte_source import MemoryBytes
 from bowline.errors import CheckpointError
 
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bowline.checkpoint import Checkpoint, open_checkpoint
-from bowline.checkpoint.fileset import FileSet
-from bowline.checkpoint.source import ByteSource, MemoryBytes
-from bowline.checkpoint.write import Bits
+from bowline.checkpoint.formats.numpy_writer import Bits
+from bowline.checkpoint.places.byte_source import ByteSource, MemoryBytes
+from bowline.checkpoint.places.file_set import FileSet
 from bowline.errors import CheckpointError, FormatError, NoCheckpointError, RemoteError, UsageError
 from tests.checkpoint.pickled import dictionary, saved, tensor
 from tests.checkpoints import GPT2, OWN, WTE, bf16, shards, table, tied_gpt2, write

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from bowline.checkpoint import LintKind, open_checkpoint
-from bowline.checkpoint.fileset import FileSet
-from bowline.checkpoint.local import LocalDirectory
-from bowline.checkpoint.source import ByteSource, LocalFile
+from bowline.checkpoint.places.byte_source import ByteSource, LocalFile
+from bowline.checkpoint.places.file_set import FileSet
+from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.checkpoint.weights import Weights, read_weights
 from bowline.errors import CheckpointError, FormatError, NoCheckpointError, UnsafePickleError
 from tests.checkpoint.pickled import dictionary, name, saved, tensor
@@ -250,8 +250,8 @@ def test_a_numpy_archive_called_bin_is_a_format_error(tmp_path: Path) -> None:
 
 def test_every_lint_kind_is_one_rule() -> None:
     """A lint that no rule reads would be seen and never said."""
-    import bowline.audit.rules.container as container
-    import bowline.audit.rules.knowledge as knowledge
+    import bowline.auditing.rules.container as container
+    import bowline.auditing.rules.metadata as knowledge
 
     text = "".join(Path(str(room.__file__)).read_text() for room in (container, knowledge))
     assert [kind for kind in LintKind if text.count(f"LintKind.{kind.name}") != 1] == []

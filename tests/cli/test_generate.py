@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from bowline.cli import app
 from bowline.cli.generate import generate, shown
 from bowline.errors import BowlineError, CheckpointError, UsageError
-from bowline.models.generation.text import filled_text
+from bowline.models.common.tokenizer import Tokenizer
 from bowline.models.gpt2 import GPT2Config, GPT2LMHeadModel, GPT2Model
-from bowline.models.tokenizer import Tokenizer
+from bowline.models.text_generation import filled_text
 
 TEXT = "the knot holds and does not slip"
 

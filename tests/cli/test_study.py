@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from bowline.cli.study import study
 from bowline.errors import UsageError
 from bowline.study.bench import Bench
-from bowline.study.catalogue import QUESTIONS
 from bowline.study.question import Question
+from bowline.study.questions.question_list import QUESTIONS
 from tests.study.test_framework import _conclusion, _plot, _run
 
 app = typer.Typer()

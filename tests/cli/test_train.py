@@ -10,9 +10,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from bowline.cli.generate import generate
-from bowline.cli.train import TRY, Family, train
+from bowline.cli.train import TRY, TrainableFamily, train
 from bowline.errors import UsageError
-from bowline.train.log import read_log
+from bowline.train.loop.run_log import read_log
 from bowline.train.presets import FAMILIES
 from tests.train.texts import library
 
@@ -136,7 +136,7 @@ def test_an_option_that_is_none_ends_with_two(tmp_path: Path) -> None:
 def test_what_was_stopped_says_where_it_can_go_on(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bowline.train.log import Shown
+    from bowline.train.loop.run_log import Shown
 
     def stop(self: Shown, step: int) -> None:
         raise KeyboardInterrupt("ended by Ctrl-C after step 1: nothing is saved")
@@ -147,7 +147,7 @@ def test_what_was_stopped_says_where_it_can_go_on(
 
 
 def test_what_was_stopped_at_once_says_so_too(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bowline.train.log import Shown
+    from bowline.train.loop.run_log import Shown
 
     def stop(self: Shown, step: int) -> None:
         raise KeyboardInterrupt
@@ -158,5 +158,5 @@ def test_what_was_stopped_at_once_says_so_too(config: Path, tmp_path: Path, monk
 
 
 def test_the_command_knows_the_families() -> None:
-    assert [one.value for one in Family] == list(FAMILIES)
+    assert [one.value for one in TrainableFamily] == list(FAMILIES)
     assert set(TRY) == set(FAMILIES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bowline.families.infer import infer_ties, infer_vocabulary
+from bowline.families.name_patterns import infer_ties, infer_vocabulary
 
 V, D = 512, 16
 

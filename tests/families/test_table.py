@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from bowline.families.table import ABSENT as NOT_THERE
-from bowline.families.table import LOADER_VERSIONS, Architecture, DeclaredGate, Gate, Table, load_table, lookup
+from bowline.families.transformers_table import ABSENT as NOT_THERE
+from bowline.families.transformers_table import (
+    LOADER_VERSIONS,
+    ArchitectureFacts,
+    DeclaredGate,
+    Gate,
+    Table,
+    load_table,
+    lookup,
+)
 from bowline.tie import Tie
 
 FLAG, TEXT = "tie_word_embeddings", "text_config.tie_word_embeddings"
@@ -163,7 +171,7 @@ def test_a_family_knows_its_classes_and_its_sizes() -> None:
 # --- the table of this release --------------------------------------------------------------------------------------
 
 
-def every_class() -> Iterator[Architecture]:
+def every_class() -> Iterator[ArchitectureFacts]:
     table = load_table()
     for name in table:
         architecture = table.architecture(name)

@@ -22,13 +22,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import bowline
-from bowline.audit import AuditReport
-from bowline.audit.difference import explain_difference
-from bowline.audit.fix import fix_config
-from bowline.audit.scan import scan_tables
+from bowline.auditing import AuditReport
+from bowline.auditing.config_fix import fix_config
+from bowline.auditing.difference import explain_difference
+from bowline.auditing.row_scan import scan_tables
 from bowline.checkpoint import open_checkpoint
-from bowline.checkpoint.config_edit import set_flags
-from bowline.checkpoint.replace import replace_file
+from bowline.checkpoint.durable.file_replacement import replace_file
+from bowline.checkpoint.formats.json_edit import set_flags
 from bowline.cli import app
 from bowline.errors import BowlineError, ConfigError, FormatError
 from bowline.tie import TieState

@@ -16,8 +16,8 @@ from unittest.mock import patch
 
 import pytest
 
-from bowline.checkpoint import publish
-from bowline.checkpoint.publish import publishing
+from bowline.checkpoint.durable import publication
+from bowline.checkpoint.durable.publication import publishing
 
 KILLS = int(os.environ.get("BOWLINE_KILLS", "120"))
 SECONDS = 300
@@ -27,7 +27,7 @@ PUBLISHERS = """
 import errno, json, os, random, signal, sys, time
 from pathlib import Path
 from bowline.checkpoint import exchange
-from bowline.checkpoint.publish import publishing
+from bowline.checkpoint.durable.publication import publishing
 
 place, kills, two_renames = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "two renames"
 
@@ -173,7 +173,7 @@ def test_without_an_exchange_the_old_one_is_whole_under_its_name_or_beside_it(tm
 RIVAL = """
 import sys
 from pathlib import Path
-from bowline.checkpoint.publish import publishing
+from bowline.checkpoint.durable.publication import publishing
 place, name = Path(sys.argv[1]), sys.argv[2]
 if sys.argv[3] == "two renames":
     import errno
@@ -216,8 +216,8 @@ def test_of_publishers_at_one_time_one_wins_and_its_files_are_all_its_own(tmp_pa
 FULL = """
 import resource, sys
 from pathlib import Path
-from bowline.checkpoint.publish import publishing
-from bowline.checkpoint.shards import Payload, write_shards
+from bowline.checkpoint.durable.publication import publishing
+from bowline.checkpoint.durable.shards import Payload, write_shards
 from bowline.errors import CheckpointError
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
 large = Payload(name="t", dtype="U8", shape=(3 << 20,), data=lambda: bytes(3 << 20))
@@ -274,7 +274,7 @@ def test_one_that_does_not_come_back_is_not_waited_for_for_ever_and_the_old_one_
     (previous / "README.md").write_bytes(KEPT)
     held = os.open(previous, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_SH)
-    with patch.object(publish, "PATIENCE", 0.1), publishing(place, lambda name: False) as stage:
+    with patch.object(publication, "PATIENCE", 0.1), publishing(place, lambda name: False) as stage:
         (stage / "config.json").write_text("{}")
     os.close(held)
     assert [path.name for path in place.iterdir()] == ["config.json"]

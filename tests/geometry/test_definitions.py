@@ -132,7 +132,7 @@ def test_scores_in_many_blocks_are_those_of_one(monkeypatch: pytest.MonkeyPatch)
     whole = geometry.describe(table)
     failures = geometry.self_decoding_failures(table)
     monkeypatch.setattr(geometry.neighbours, "SCORE_ENTRIES", 1000)
-    monkeypatch.setattr(geometry.rows, "BLOCK_ENTRIES", 100)
+    monkeypatch.setattr(geometry.usable_rows, "BLOCK_ENTRIES", 100)
     assert 0 < failures.size < 300
     assert geometry.self_decoding_failures(table).tolist() == failures.tolist()
     blocked = geometry.describe(table)

@@ -98,8 +98,8 @@ def test_the_spectrum_is_not_claimed_from_fewer_than_two_rows_for_each_dimension
 
 
 def test_the_seed_draws_the_queried_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(geometry.report, "LEAST_QUERIES", 20)
-    monkeypatch.setattr(geometry.report, "QUERY_PRODUCTS", 0)
+    monkeypatch.setattr(geometry.diagnostics, "LEAST_QUERIES", 20)
+    monkeypatch.setattr(geometry.diagnostics, "QUERY_PRODUCTS", 0)
     table = gaussian(500, 3)
     reports = [geometry.describe(table, seed=seed) for seed in (0, 0, 1)]
     assert reports[0] == reports[1] != reports[2]

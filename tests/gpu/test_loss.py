@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.nn.kernels import kernels_run_on
-from bowline.nn.lookup import tied_embedding
-from bowline.nn.loss import linear_cross_entropy, resources
-from bowline.nn.loss.sweep import chunks, sweep
-from bowline.nn.loss.sweep.by_vocabulary import sweep_by_vocabulary
-from bowline.nn.loss.sweep.job import Job, Sweep
-from tests.nn.loss.cases import OPTIONS
+from bowline.functional.kernels.triton_support import kernels_run_on
+from bowline.functional.loss import linear_cross_entropy, resources
+from bowline.functional.loss.chunks import chunk_loop, chunk_size
+from bowline.functional.loss.chunks.loss_job import Job, Sweep
+from bowline.functional.loss.chunks.vocabulary_blocks import sweep_by_vocabulary
+from bowline.functional.tied_lookup import tied_embedding
+from tests.functional.loss.cases import OPTIONS
 
 SIZES = [(1, 11, 4), (300, 11, 4), (300, 50257, 64), (129, 1003, 33), (700, 8193, 128), (257, 1, 8), (0, 11, 4)]
 NEAR = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -31,7 +31,7 @@ def compiler(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 @pytest.fixture
 def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "ROOFLINE", {"cpu": (128, 128), "cuda": (128, 128)})
+    monkeypatch.setattr(chunk_size, "ROOFLINE", {"cpu": (128, 128), "cuda": (128, 128)})
 
 
 def ends(rows: int, size: int, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -101,7 +101,7 @@ def test_loss_and_both_ends_are_those_of_float64(
 
 @pytest.mark.parametrize("rows", [2048, 512, 128])
 def test_bf16_is_nearer_to_float64_than_eager_bf16(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "ROOFLINE", {"cuda": (rows, rows)})
+    monkeypatch.setattr(chunk_size, "ROOFLINE", {"cuda": (rows, rows)})
     torch.manual_seed(0)
     weight = (torch.randn(32000, 256, device="cuda") * 0.1).bfloat16()
     hidden = torch.randn(2048, 256, device="cuda").bfloat16()
@@ -201,7 +201,7 @@ def test_with_a_small_budget_there_are_blocks_of_the_vocabulary_and_no_sum_is_ro
         swept.append(job)
         return sweep_by_vocabulary(job)
 
-    monkeypatch.setattr(sweep, "sweep_by_vocabulary", counted)
+    monkeypatch.setattr(chunk_loop, "sweep_by_vocabulary", counted)
     places = {(4000, 5003, 130): 2, (3000, 8193, 256): 3, (2400, 8193, 1024): 20, (900, 8193, 1024): 9}
     for sizes, megabytes in places.items():
         ids, weight, bias, labels = ends(*sizes, dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bowline.nn.tied_loss import use_tied_loss
+from bowline.nn.modules.tied_loss import use_tied_loss
 from tests.models.sizes import CLASSES, configs
 
 

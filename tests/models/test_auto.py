@@ -14,8 +14,8 @@ import transformers
 
 from bowline.errors import ConfigError, FormatError, UsageError
 from bowline.models.auto import FAMILIES, load, load_config, model_class
+from bowline.models.common.tokenizer import Tokenizer
 from bowline.models.gpt2 import GPT2Config, GPT2LMHeadModel, GPT2Model
-from bowline.models.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("quiet_transformers")
 HF: Any = transformers  # which makes its names when they are asked for

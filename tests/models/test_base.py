@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from bowline.errors import TieError, UsageError
-from bowline.models.base import PreTrainedModel
+from bowline.models.common.pretrained_model import PreTrainedModel
 from bowline.models.gpt2 import GPT2Config, GPT2LMHeadModel, GPT2Model
 from bowline.nn import (
     LMHead,

@@ -22,7 +22,7 @@ from bowline.models.bert import (
     BertForSequenceClassification,
     BertModel,
 )
-from bowline.nn.heads import LMHead, MLMHead
+from bowline.nn.modules.heads import LMHead, MLMHead
 
 pytestmark = pytest.mark.usefixtures("quiet_transformers")
 

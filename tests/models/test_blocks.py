@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bowline.errors import ConfigError, UsageError
-from bowline.models.blocks import (
+from bowline.models.common.blocks import (
     ACTIVATIONS,
     activation,
     attend,

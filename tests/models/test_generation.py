@@ -12,7 +12,7 @@ import transformers
 
 from bowline.errors import UsageError
 from bowline.models.generation import GenerationMixin
-from bowline.models.generation.scores import candidates, ended
+from bowline.models.generation.token_choice import candidates, ended
 from bowline.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 pytestmark = pytest.mark.usefixtures("quiet_transformers", "one_thread")

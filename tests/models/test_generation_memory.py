@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bowline.models.cache import KVCache
+from bowline.models.common.kv_cache import KVCache
 
 SIZE, WIDTH = 60000, 512
 PROBE = """

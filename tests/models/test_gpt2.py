@@ -17,9 +17,9 @@ import torch
 import transformers
 from torch import nn
 
-from bowline.audit import Severity, audit
+from bowline.auditing import Severity, audit
 from bowline.errors import CheckpointError, ConfigError, UsageError
-from bowline.models.blocks import packed_mask
+from bowline.models.common.blocks import packed_mask
 from bowline.models.gpt2 import GPT2Config, GPT2LMHeadModel, GPT2Model
 from bowline.nn import LMHead, find_ties, load_checkpoint, resize_vocab
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.audit import Severity, audit
+from bowline.auditing import Severity, audit
 from bowline.errors import ConfigError, UsageError
 from bowline.models.lstm import LockedDropout, LSTMConfig, LSTMLMHeadModel, LSTMModel, LSTMState
 from bowline.nn import check_ties

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bowline.errors import BowlineError, CheckpointError, ConfigError, NoCheckpointError, TieError, UsageError
+from bowline.models.common.from_pretrained import LoadingInfo, live_name
 from bowline.models.gpt2 import GPT2Config, GPT2LMHeadModel, GPT2Model
-from bowline.models.pretrained import LoadingInfo, live_name
 from bowline.nn import untie_weights
 
 TINY: dict[str, Any] = {"vocab_size": 50, "n_positions": 20, "n_embd": 16, "n_layer": 2, "n_head": 4}

@@ -14,10 +14,10 @@ from torch.func import functional_call
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from bowline import audit
-from bowline.audit import Severity
+from bowline.auditing import Severity
 from bowline.errors import BowlineError, ConfigError, UsageError
 from bowline.models.t5 import T5Config, T5EncoderModel, T5ForConditionalGeneration, T5Model
-from bowline.models.t5_stack import T5LayerNorm as OurLayerNorm
+from bowline.models.t5 import T5LayerNorm as OurLayerNorm
 from bowline.nn import tie_weights, untie_weights
 
 pytestmark = pytest.mark.usefixtures("quiet_transformers")

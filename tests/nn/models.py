@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bowline.nn import tie_weights
-from bowline.nn.config import flag_of, live_configs
+from bowline.nn.config.live_config import flag_of, live_configs
 
 __all__ = ["HEAD", "BertLike", "EncoderDecoder", "Flagged", "TinyLM", "backward", "tied"]
 

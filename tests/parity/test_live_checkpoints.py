@@ -25,7 +25,7 @@ import torch
 import transformers
 from tools.tiny import build, candidate_names, load_class, tiny_config
 
-from bowline.audit import Severity, audit
+from bowline.auditing import Severity, audit
 from bowline.nn import (
     check_ties,
     declared_ties,
@@ -35,7 +35,7 @@ from bowline.nn import (
     tie_weights,
     untie_weights,
 )
-from bowline.nn.scaling import head_scale
+from bowline.nn.config.head_scaling import head_scale
 
 pytestmark = pytest.mark.usefixtures("quiet_transformers")
 

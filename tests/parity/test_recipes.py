@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bowline.recipes import RECIPES, Architecture, Distribution, Role, truncated, uniform
-from bowline.recipes.known import GLOROT
+from bowline.recipes.catalogue import GLOROT
 
 SHAPE = (1000, 600)
 SIZES = {"fan_in": 1000.0, "fan_out": 600.0, "fan_avg": 800.0}

@@ -25,8 +25,8 @@ import transformers
 from tools.tiny import VOCABULARY, build, config_from_dict, load_class, tiny_dict, written
 
 from bowline.errors import BowlineError, TieError, UsageError
-from bowline.families.table import load_table
-from bowline.nn.vocabulary.find import find_vocabulary
+from bowline.families.transformers_table import load_table
+from bowline.nn.vocabulary.axis_search import find_vocabulary
 from bowline.nn.vocabulary.resize import VocabChange, resize_vocab
 
 pytestmark = pytest.mark.usefixtures("quiet_transformers")

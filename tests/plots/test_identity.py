@@ -19,8 +19,8 @@ from safetensors.numpy import load_file
 
 from bowline import geometry
 from bowline.errors import UsageError
-from bowline.plots import geometry as plot
-from bowline.plots import style
+from bowline.plots import figure_style
+from bowline.plots import identity_figure as plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,7 +146,7 @@ def run(code: str) -> str:
 
 
 def test_the_numbers_need_no_matplotlib() -> None:
-    answer = "from bowline.plots.geometry import identity_answer\nidentity_answer(numpy.eye(3))"
+    answer = "from bowline.plots.identity_figure import identity_answer\nidentity_answer(numpy.eye(3))"
     assert run(f"import sys, numpy\n{answer}\nprint({{'matplotlib', 'torch'}} & set(sys.modules))") == "set()"
 
 
@@ -161,7 +161,7 @@ def test_another_missing_module_is_not_called_matplotlib(monkeypatch: pytest.Mon
     for name in [name for name in sys.modules if name.startswith("matplotlib")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib.style", None)
-    with pytest.raises(ModuleNotFoundError, match="style"), style.plain_style():
+    with pytest.raises(ModuleNotFoundError, match="style"), figure_style.plain_style():
         pass
 
 
@@ -186,11 +186,11 @@ def test_each_panel_draws_its_part_of_the_answer(drawing: Any) -> None:
     answer = plot.identity_answer(trained())
     figure = plot.identity_figure(answer)
     spectrum, cosines, norms = figure.axes
-    assert lines(spectrum, style.MEASURED)[0][:, 1] == CLOSE(answer.eigenvalues)
-    assert lines(spectrum, style.REFERENCE)[0][:, 1] == CLOSE(geometry.gaussian_eigenvalues(900, 24))
-    assert lines(spectrum, style.INK)[0][:, 1].tolist() == [1, 1]
-    assert lines(cosines, style.INK)[0][:, 0].tolist() == [0, 0]
-    assert lines(norms, style.INK)[0][:, 0].tolist() == [1, 1]
+    assert lines(spectrum, figure_style.MEASURED)[0][:, 1] == CLOSE(answer.eigenvalues)
+    assert lines(spectrum, figure_style.REFERENCE)[0][:, 1] == CLOSE(geometry.gaussian_eigenvalues(900, 24))
+    assert lines(spectrum, figure_style.INK)[0][:, 1].tolist() == [1, 1]
+    assert lines(cosines, figure_style.INK)[0][:, 0].tolist() == [0, 0]
+    assert lines(norms, figure_style.INK)[0][:, 0].tolist() == [1, 1]
     for axes, values in ((cosines, answer.cosines), (norms, answer.norms)):
         stairs: Any = axes.patches[0]
         density, edges, _ = stairs.get_data()
@@ -222,7 +222,7 @@ def test_no_words_overlap_or_leave_the_page(drawing: Any, shape: tuple[int, int]
     if shape[0] > 900:  # the longest words there are, over the same curves
         spectrum = np.geomspace(9, 0.05, 900)
         drawn = replace(drawn, rows=shape[0], hidden_size=shape[1], sampled_rows=2441, eigenvalues=spectrum)
-    with style.plain_style():
+    with figure_style.plain_style():
         figure = plot.identity_figure(
             drawn, name="organisation/a-model-with-a-name-as-long-as-the-hub-allows-and-longer"
         )
@@ -243,35 +243,35 @@ def test_no_words_overlap_or_leave_the_page(drawing: Any, shape: tuple[int, int]
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_of_table_can_be_drawn(drawing: Any, shape: tuple[int, int], tmp_path: Path) -> None:
-    style.save(plot.identity_figure(trained(*shape), name="$x_{1$"), tmp_path / "figure.png")
+    figure_style.save(plot.identity_figure(trained(*shape), name="$x_{1$"), tmp_path / "figure.png")
 
 
 @pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
 def test_the_same_table_is_the_same_file(drawing: Any, tmp_path: Path, ending: str) -> None:
-    files = [style.save(plot.identity_figure(trained()), tmp_path / f"{i}.{ending}") for i in range(2)]
+    files = [figure_style.save(plot.identity_figure(trained()), tmp_path / f"{i}.{ending}") for i in range(2)]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert files[0].stat().st_size < 400_000
 
 
 def test_the_svg_has_no_date_and_no_version(drawing: Any, tmp_path: Path) -> None:
-    text = style.save(plot.identity_figure(trained()), tmp_path / "figure.svg").read_text()
+    text = figure_style.save(plot.identity_figure(trained()), tmp_path / "figure.svg").read_text()
     assert ElementTree.fromstring(text).tag.endswith("svg")
     assert "dc:date" not in text
     assert drawing.__version__ not in text
 
 
 def test_the_readers_own_settings_are_neither_used_nor_changed(drawing: Any, tmp_path: Path) -> None:
-    plain = style.save(plot.identity_figure(trained()), tmp_path / "plain.svg").read_bytes()
+    plain = figure_style.save(plot.identity_figure(trained()), tmp_path / "plain.svg").read_bytes()
     with drawing.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.hashsalt": None}):
         before = dict(drawing.rcParams)
-        own = style.save(plot.identity_figure(trained()), tmp_path / "own.svg").read_bytes()
+        own = figure_style.save(plot.identity_figure(trained()), tmp_path / "own.svg").read_bytes()
         assert dict(drawing.rcParams) == before
     assert own == plain
 
 
 @pytest.fixture
 def figure(drawing: Any) -> Iterator[Figure]:
-    with style.plain_style():
+    with figure_style.plain_style():
         from matplotlib.figure import Figure
 
         yield Figure()
@@ -280,9 +280,9 @@ def figure(drawing: Any) -> Iterator[Figure]:
 @pytest.mark.parametrize("name", ["figure", "figure.jpeg", "figure.svg.txt"])
 def test_a_format_that_is_not_written_is_refused(figure: Figure, tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=r"expected a file name that ends in \.svg, \.png, \.pdf"):
-        style.save(figure, tmp_path / name)
+        figure_style.save(figure, tmp_path / name)
 
 
 def test_a_place_that_is_not_there_is_an_error_and_no_traceback(figure: Figure, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no directory"):
-        style.save(figure, tmp_path / "nowhere" / "figure.svg")
+        figure_style.save(figure, tmp_path / "nowhere" / "figure.svg")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bowline.recipes.softmax import critical_width, log_sum_exp
+from bowline.recipes.log_sum_exp import critical_width, log_sum_exp
 
 
 def drawn(width: float, count: int, draws: int, extra: float | None = None, extra_width: float = 0.0) -> np.ndarray:

@@ -12,7 +12,7 @@ import pytest
 
 from bowline.errors import BowlineError
 from bowline.recipes import RECIPES, Distribution, Role, Scale, expected_loss, normal, truncated
-from bowline.recipes.softmax import log_sum_exp
+from bowline.recipes.log_sum_exp import log_sum_exp
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 99, "n_embd": 16, "n_layer": 1, "n_head": 2}
 

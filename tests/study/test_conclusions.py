@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bowline.plots.sheet import Curves
-from bowline.study.catalogue import QUESTIONS
+from bowline.plots.panels import Curves
+from bowline.study.questions.question_list import QUESTIONS
 from tests.study.made_up import NUMBERS, changed
 
 

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from bowline.errors import UsageError
-from bowline.plots.sheet import Bar, Bars, Curve, Curves, Group, Sheet, draw_sheet
+from bowline.plots.panels import Bar, Bars, Curve, Curves, Group, Sheet, draw_sheet
 from bowline.study import bench as benches
 from bowline.study.bench import Bench, code_digest, write_whole
-from bowline.study.catalogue import QUESTIONS, chosen
-from bowline.study.numbers import difference, with_error
+from bowline.study.experiment_sizes import FULL, QUICK, ExperimentSizes
 from bowline.study.question import Numbers, Question
-from bowline.study.run import study
-from bowline.study.setting import FULL, QUICK, Setting
+from bowline.study.questions.question_list import QUESTIONS, chosen
+from bowline.study.statistics import difference, with_error
+from bowline.study.study_run import study
 
 CALLS: list[int] = []
 
@@ -156,7 +156,7 @@ def test_answers_of_another_call_stay_in_the_report_and_those_of_another_setting
     study(["toy"], out=tmp_path)
     study(["other"], out=tmp_path)
     assert [each["name"] for each in json.loads((tmp_path / "study.json").read_text())["answers"]] == ["toy", "other"]
-    study(["other"], out=tmp_path, setting=Setting(seeds=2))
+    study(["other"], out=tmp_path, setting=ExperimentSizes(seeds=2))
     assert [each["name"] for each in json.loads((tmp_path / "study.json").read_text())["answers"]] == ["other"]
 
 
@@ -164,7 +164,7 @@ KILLED = """
     import sys, time
     from pathlib import Path
     from bowline.study.bench import Bench
-    from bowline.study.setting import QUICK
+    from bowline.study.experiment_sizes import QUICK
 
     def slow(value):
         time.sleep(0.02)
@@ -246,12 +246,12 @@ def test_a_record_of_another_version_is_not_overwritten(tmp_path: Path, drawing:
 )
 def test_sizes_that_mean_nothing_are_refused(values: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        Setting(**values)
+        ExperimentSizes(**values)
 
 
 def test_the_two_settings_survive_json() -> None:
     for setting in (QUICK, FULL):
-        assert Setting(**json.loads(json.dumps(setting.as_dict()))) == setting
+        assert ExperimentSizes(**json.loads(json.dumps(setting.as_dict()))) == setting
 
 
 # --- numbers and figures --------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def test_an_error_is_never_written_as_nothing() -> None:
 
 
 def test_figures_are_the_same_bytes_and_panels_of_both_kinds_are_drawn(tmp_path: Path, drawing: Any) -> None:
-    from bowline.plots.style import save
+    from bowline.plots.figure_style import save
 
     curve = Curve(label="a", x=[0, 1, 10], y=[3.0, 2.0, float("inf")], error=[0.1, 0.1, 0.1])
     panels = [

@@ -11,15 +11,15 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.study.bench import Bench
-from bowline.study.catalogue import QUESTIONS
-from bowline.study.observed import equal_width
-from bowline.study.searches import searches
-from bowline.study.setting import QUICK, Setting
-from bowline.study.text import Padded, prepared
-from bowline.study.trained import minilm
-from bowline.study.training import Later, build, held_out_loss, learn, look_steps
+from bowline.study.experiment_sizes import QUICK, ExperimentSizes
+from bowline.study.observed_run import equal_width
+from bowline.study.questions.question_list import QUESTIONS
+from bowline.study.row_search import searches
+from bowline.study.small_models import Later, build, held_out_loss, learn, look_steps
+from bowline.study.study_text import Padded, prepared
+from bowline.study.trained_table import minilm
 
-TINY = Setting(
+TINY = ExperimentSizes(
     name="tiny",
     seeds=2,
     vocab_size=512,

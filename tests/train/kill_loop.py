@@ -66,7 +66,7 @@ def equal(one: Path, other: Path) -> bool:
 
 def whole(out: Path) -> list[int]:
     """The checkpoints that are there, each of which can be read."""
-    from bowline.train.checkpoints import MODEL, Saved, steps_in
+    from bowline.train.loop.run_checkpoints import MODEL, Saved, steps_in
 
     found = steps_in(out / "checkpoints")
     for step in found:

@@ -16,10 +16,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from bowline.checkpoint import durable
+from bowline.checkpoint.durable import file_creation
 from bowline.errors import CheckpointError, UsageError
-from bowline.train import Trainer, checkpoints
-from bowline.train.checkpoints import Checkpoints, newest, steps_in
+from bowline.train import Trainer
+from bowline.train.loop import run_checkpoints
+from bowline.train.loop.run_checkpoints import Checkpoints, newest, steps_in
 from tests.train.runs import Counting, run, same, settings, state, tiny
 
 
@@ -81,14 +82,14 @@ def test_two_runs_in_one_directory_are_one_too_many(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_run_and_names_the_checkpoint_that_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
-    create = durable.create
+    create = file_creation.create
 
     def full(path: Path, *mode: int) -> int:
         if path.name == file and ".step-00000015" in path.parent.name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return create(path, *mode)
 
-    monkeypatch.setattr(checkpoints, "create", full)
+    monkeypatch.setattr(run_checkpoints, "create", full)
     with pytest.raises(CheckpointError) as caught:
         run(tmp_path)
     assert str(caught.value).startswith("step 15: ")

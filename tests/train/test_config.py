@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from bowline.errors import FormatError, UsageError
 from bowline.models.auto import model_class
-from bowline.train.build import CONFIGS
-from bowline.train.config import TrainConfig
+from bowline.train.model_building import CONFIGS
 from bowline.train.presets import FAMILIES, SIZES, preset
+from bowline.train.train_config import TrainConfig
 
 
 @given(

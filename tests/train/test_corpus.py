@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bowline.errors import UsageError
-from bowline.train.corpus import PIECE, Corpus, _pieces, find_text
+from bowline.train.text.corpus import PIECE, Corpus, _pieces, find_text
 
 
 def test_a_directory_gives_its_files_sorted_and_no_hidden_ones(tmp_path: Path) -> None:

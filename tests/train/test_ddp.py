@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from bowline.audit import audit
+from bowline.auditing import audit
 from bowline.errors import UsageError
 from bowline.train import Trainer
-from bowline.train.processes import Processes
+from bowline.train.loop.processes import Processes
 from tests.train.ddp_worker import OPTIONS
 from tests.train.runs import Counting, run, settings, tiny
 from tests.train.texts import library

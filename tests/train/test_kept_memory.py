@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from bowline.train.kept_memory import OF_THE_USER, kept_memory
+from bowline.train.loop.allocator import OF_THE_USER, kept_memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import pytest
 
 from bowline.errors import CheckpointError
 from bowline.train import Trainer
-from bowline.train.log import Log, line, shown
+from bowline.train.loop.run_log import Log, line, shown
 from tests.train.runs import Counting, run, settings, tiny
 
 

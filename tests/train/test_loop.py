@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from bowline.errors import TrainingError, UsageError
-from bowline.nn import wide_products
-from bowline.nn.loss import linear_cross_entropy
-from bowline.nn.loss.sweep import fastest
+from bowline.functional.kernels import half_precision_emulation
+from bowline.functional.loss import linear_cross_entropy
+from bowline.functional.loss.chunks import matmul_choice
 from bowline.train import Trainer, TrainerSettings
-from bowline.train.schedule import learning_rate_at
-from tests.nn.multiplied import Multiplied
+from bowline.train.loop.learning_rate import learning_rate_at
+from tests.functional.multiplied import Multiplied
 from tests.train.runs import SIZE, Counting, run, same, settings, tiny, without_times
 
 STILL: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -73,8 +73,8 @@ def test_a_seed_gives_the_same_run_and_another_seed_other_dropout() -> None:
 
 
 def test_no_weight_hangs_on_which_library_was_the_faster_in_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fastest, "WORTH_TIMING", 0)
-    monkeypatch.setattr(fastest, "_timed", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(matmul_choice, "WORTH_TIMING", 0)
+    monkeypatch.setattr(matmul_choice, "_timed", lambda *_: pytest.fail("timed"))
 
     class Chunked(nn.Module):
         def __init__(self) -> None:
@@ -100,7 +100,7 @@ def test_bf16_is_multiplied_in_float32_where_the_processor_has_no_bf16(
     emulated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forward, backward and evaluation; the loss's own products choose for themselves, and so are left to float32."""
-    for module in (wide_products, fastest):
+    for module in (half_precision_emulation, matmul_choice):
         monkeypatch.setattr(module, "emulated", lambda _: emulated)
     with Multiplied() as seen:
         run(bf16=True, steps=2)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bowline.errors import UsageError
-from bowline.train.objectives import CausalBatches, MaskedBatches, SpanBatches, Windows, span_lengths
-from bowline.train.objectives.spans import span_mask
-from bowline.train.objectives.windows import permuted, random_for
+from bowline.train.text.objectives import CausalBatches, MaskedBatches, SpanBatches, Windows, span_lengths
+from bowline.train.text.objectives.spans import span_mask
+from bowline.train.text.objectives.windows import permuted, random_for
 
 VOCAB = 400
 TEXT = np.random.default_rng(0).integers(5, VOCAB, 20_000).astype(np.uint16)

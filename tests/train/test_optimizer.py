@@ -20,7 +20,7 @@ from bowline.models import (
     T5ForConditionalGeneration,
 )
 from bowline.train import Trainer
-from bowline.train.optimizer import adamw, decay_groups, untie
+from bowline.train.loop.adamw import adamw, decay_groups, untie
 from tests.train.runs import Counting, settings, tiny
 
 MODELS: dict[str, Callable[[], Any]] = {

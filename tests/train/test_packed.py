@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bowline.errors import UsageError
-from bowline.train import packed as room
-from bowline.train.corpus import Corpus, Survey, find_text
-from bowline.train.packed import held_out_documents, open_packed, pack, training_documents
-from bowline.train.tokenizers import TextTokenizer, train_tokenizer
+from bowline.train.text import packed_tokens as room
+from bowline.train.text.corpus import Corpus, CorpusSurvey, find_text
+from bowline.train.text.packed_tokens import held_out_documents, open_packed, pack, training_documents
+from bowline.train.text.tokenizer_training import TextTokenizer, train_tokenizer
 from tests.train.texts import library
 
 
@@ -59,8 +59,8 @@ def test_rows_are_mapped_and_as_narrow_as_the_vocabulary_lets_them_be(
     assert np.array_equal(narrow.train, wide.train)
 
 
-def survey_of(texts: list[str]) -> Survey:
-    return Survey(
+def survey_of(texts: list[str]) -> CorpusSurvey:
+    return CorpusSurvey(
         sizes=tuple(map(len, texts)),
         hashes=tuple(f"{abs(hash(text)):x}" for text in texts),
         files=len(texts),

@@ -17,15 +17,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bowline.audit import audit
+from bowline.auditing import audit
 from bowline.errors import CheckpointError, ConfigError, UsageError
 from bowline.models import BertForMaskedLM, GPT2Config, GPT2LMHeadModel, Tokenizer, load
-from bowline.models.generation.text import filled_text, text_pieces
-from bowline.train.build import batches_for, model_for
-from bowline.train.config import TrainConfig
+from bowline.models.text_generation import filled_text, text_pieces
+from bowline.train.model_building import batches_for, model_for
 from bowline.train.presets import NO_DROPOUT
-from bowline.train.run import Outcome, Plan, Text, prepare, train
-from bowline.train.tokenizers import TextTokenizer
+from bowline.train.text.tokenizer_training import TextTokenizer
+from bowline.train.train_config import TrainConfig
+from bowline.train.training_run import Plan, Text, TrainedRun, prepare, train
 from tests.train.texts import library
 
 TINY: dict[str, dict[str, Any]] = {
@@ -419,7 +419,7 @@ def test_a_checkpoint_is_fine_tuned_with_its_own_tokenizer(data: str, tmp_path: 
         train(tiny("gpt2", data, length=64, **options), tmp_path / "long")
 
 
-def text_of(outcome: Outcome) -> Text:
+def text_of(outcome: TrainedRun) -> Text:
     config = json.loads((outcome.directory / "run.json").read_text())["config"]
     return prepare(TrainConfig.from_dict(config), outcome.directory)
 

@@ -8,7 +8,7 @@ import pytest
 
 from bowline.errors import UsageError
 from bowline.train import TrainerSettings
-from bowline.train.schedule import learning_rate_at
+from bowline.train.loop.learning_rate import learning_rate_at
 
 
 def rates(**options: object) -> list[float]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bowline.errors import UsageError
 from bowline.models import Tokenizer
-from bowline.train.corpus import find_text
-from bowline.train.tokenizers import TextTokenizer, take_tokenizer, train_tokenizer
+from bowline.train.text.corpus import find_text
+from bowline.train.text.tokenizer_training import TextTokenizer, take_tokenizer, train_tokenizer
 from tests.train.texts import library
 
 FAMILIES = ("gpt2", "bert", "t5", "lstm")

@@ -5,7 +5,7 @@ headers strictly (`header`, `pickles`), and gives rows as numpy (`dtypes`).
 """
 
 from bowline.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.lint import Lint, LintKind
-from bowline.checkpoint.tensor import StoredTensor
 
 __all__ = ["Checkpoint", "Lint", "LintKind", "StoredTensor", "open_checkpoint"]

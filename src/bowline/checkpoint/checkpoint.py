@@ -10,15 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bowline.checkpoint.closing import Closing
-from bowline.checkpoint.dtypes import BITS, decode
-from bowline.checkpoint.fileset import FileSet
+from bowline.checkpoint.formats.dtypes import BITS, decode
+from bowline.checkpoint.formats.stored_tensor import StoredTensor
+from bowline.checkpoint.formats.strict_json import loads
 from bowline.checkpoint.lint import Lint, LintKind
-from bowline.checkpoint.local import LocalDirectory
-from bowline.checkpoint.located import located
-from bowline.checkpoint.source import ByteSource, LocalFile
-from bowline.checkpoint.strict_json import loads
-from bowline.checkpoint.tensor import StoredTensor
+from bowline.checkpoint.locations import located
+from bowline.checkpoint.places.byte_source import ByteSource, LocalFile
+from bowline.checkpoint.places.closeable import Closing
+from bowline.checkpoint.places.file_set import FileSet
+from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.checkpoint.weights import INDEX_SUFFIX, Weights, is_weight_file, read_weights
 from bowline.errors import BowlineError, CheckpointError, FormatError, NoCheckpointError, UsageError
 
@@ -66,7 +66,7 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
             help="give the directory that holds config.json and the weights",
         )
     if isinstance(place, str) and HUB_NAME.fullmatch(name) and not is_weight_file(name):
-        from bowline.checkpoint.hub import HubRepository  # the network is for those who ask for it
+        from bowline.checkpoint.places.hub import HubRepository  # the network is for those who ask for it
 
         try:
             repository = HubRepository.open_repository(name)

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from bowline.checkpoint.fileset import FileSet
-from bowline.checkpoint.header import read_header
+from bowline.checkpoint.formats.safetensors_header import read_header
+from bowline.checkpoint.formats.stored_tensor import StoredTensor
+from bowline.checkpoint.formats.strict_json import loads, shown
 from bowline.checkpoint.lint import Lint, LintKind
-from bowline.checkpoint.strict_json import loads, shown
-from bowline.checkpoint.tensor import StoredTensor
+from bowline.checkpoint.places.file_set import FileSet
 from bowline.errors import CheckpointError, FormatError, NoCheckpointError
 
 __all__ = ["Weights", "is_weight_file", "read_weights"]
@@ -256,7 +256,7 @@ def _read_file(files: FileSet, name: str) -> _File:
                 for warning in header.warnings
             ]
             return _File(header.tensors, header.metadata, lints)
-        from bowline.checkpoint.pickles import read_pickle  # for the few checkpoints that still have them
+        from bowline.checkpoint.formats.pickle_file import read_pickle  # for the few checkpoints that still have them
 
         pickled = read_pickle(source)
         message = f"{name}: the tensors lie under {pickled.under}, expected at the top"

@@ -10,7 +10,7 @@ from io import TextIOWrapper
 import typer
 
 from bowline import __version__
-from bowline.audit.render.printable import printable
+from bowline.auditing.report.terminal_text import printable
 from bowline.cli.audit import audit
 from bowline.cli.demo import demo
 from bowline.cli.explain import explain

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from bowline.audit.fix import fix_config
-from bowline.audit.render import FORMATS, Failure, Run
-from bowline.audit.render.printable import printable
-from bowline.audit.report import AuditReport
-from bowline.cli.bar import shown_progress
-from bowline.cli.formats import OutputFormat
+from bowline.auditing.audit_report import AuditReport
+from bowline.auditing.config_fix import fix_config
+from bowline.auditing.report import FORMATS, AuditFailure, Run
+from bowline.auditing.report.terminal_text import printable
+from bowline.cli.output_format import OutputFormat
+from bowline.cli.progress_bar import shown_progress
 from bowline.errors import BowlineError, ConfigError, UsageError
 
 __all__ = ["audit"]
@@ -37,20 +37,20 @@ def audit(
     ] = None,
 ) -> None:
     """Say whether input embedding and output head are tied, and what each loader will make of it."""
-    from bowline.audit.report import select_rules
+    from bowline.auditing.audit_report import select_rules
 
     select_rules(split_codes(select), split_codes(ignore))  # a wrong code is said before any reading
     if plot is not None:
-        from bowline.plots.style import check_can_save
+        from bowline.plots.figure_style import check_can_save
 
         check_can_save(plot)
     reports: list[AuditReport] = []
-    failures: list[Failure] = []
+    failures: list[AuditFailure] = []
     for path in paths:
         try:
             reports.append(_audit_one(path, split_codes(select), split_codes(ignore), values=values, fix=fix))
         except BowlineError as error:
-            failures.append(Failure(path=path, message=error.message, help=error.help))
+            failures.append(AuditFailure(path=path, message=error.message, help=error.help))
     if plot is not None:
         _draw(reports, plot)
     run = Run(reports=tuple(reports), failures=tuple(failures))
@@ -64,10 +64,10 @@ def _draw(reports: list[AuditReport], path: Path) -> None:
     Raises:
         UsageError: another number of checkpoints, one whose table was not read, or no matplotlib.
     """
-    from bowline.audit.tables import sampled_table
+    from bowline.auditing.vocabulary_tables import sampled_table
     from bowline.checkpoint import open_checkpoint
-    from bowline.plots.geometry import identity_figure
-    from bowline.plots.style import save
+    from bowline.plots.figure_style import save
+    from bowline.plots.identity_figure import identity_figure
 
     name = reports[0].evidence.declaration.embedding if len(reports) == 1 else None
     if name is None or reports[0].evidence.geometry is None:
@@ -84,7 +84,7 @@ def split_codes(options: list[str]) -> list[str]:
 
 
 def _audit_one(path: str, select: list[str], ignore: list[str], *, values: bool, fix: bool) -> AuditReport:
-    from bowline.audit import audit as audit_checkpoint
+    from bowline.auditing import audit as audit_checkpoint
 
     with shown_progress(path) as progress:
         report = audit_checkpoint(path, values=values, select=select, ignore=ignore, progress=progress)

@@ -25,7 +25,7 @@ def demo(
     """Audit a real checkpoint, healthy ones, and the same broken as people report it; exit 1 if any surprises."""
     if models:
         try:
-            from bowline.demo.families import FamilyShow
+            from bowline.demo.family_demo import FamilyShow
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
@@ -35,7 +35,7 @@ def demo(
         families = FamilyShow()
         families.run()
         raise typer.Exit(1 if families.problems else 0)
-    from bowline.demo.show import Show
+    from bowline.demo.audit_demo import Show
 
     if keep is not None and keep.exists() and not (keep.is_dir() and not any(keep.iterdir())):
         raise UsageError(f"{keep}: expected a new or an empty directory", help="name another one")

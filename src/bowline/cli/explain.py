@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bowline.audit.rules import all_rules
+from bowline.auditing.rules import all_rules
 from bowline.errors import UsageError
 
 __all__ = ["explain"]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bowline.audit.render.printable import printable
-from bowline.cli.needs import needs_torch
-from bowline.cli.options import LOADING, in_options
+from bowline.auditing.report.terminal_text import printable
+from bowline.cli.option_errors import LOADING, in_options
+from bowline.cli.torch_requirement import needs_torch
 
 if TYPE_CHECKING:
     from bowline.models.generation import FilledMask
@@ -35,7 +35,7 @@ def fill_mask(
 ) -> None:
     """Say which tokens a masked language model finds likely in the place of each mask."""
     with needs_torch("fill-mask"):
-        from bowline.models.generation.text import filled_text
+        from bowline.models.text_generation import filled_text
     masks = filled_text(path, text, top_k=top_k, device=device)
     typer.echo(_as_json(text, masks) if output_format is FillFormat.JSON else _as_table(masks))
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from bowline.audit.render.printable import printable
-from bowline.cli.needs import needs_torch
-from bowline.cli.options import LOADING, in_options
+from bowline.auditing.report.terminal_text import printable
+from bowline.cli.option_errors import LOADING, in_options
+from bowline.cli.torch_requirement import needs_torch
 from bowline.errors import UsageError
 
 __all__ = ["generate"]
@@ -34,7 +34,7 @@ def generate(
 ) -> None:
     """Go on with a text: the likeliest tokens, or drawn ones where the checkpoint or an option says so."""
     with needs_torch("generate"):
-        from bowline.models.generation.text import text_pieces
+        from bowline.models.text_generation import text_pieces
     options: dict[str, Any] = {
         "num_beams": num_beams,
         "length_penalty": length_penalty,

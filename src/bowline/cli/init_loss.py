@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bowline.cli.needs import needs_torch
-from bowline.cli.options import in_options
+from bowline.cli.option_errors import in_options
+from bowline.cli.torch_requirement import needs_torch
 
 if TYPE_CHECKING:
     from bowline.study.initial_loss import Comparison
@@ -53,7 +53,7 @@ def init_loss(
     with needs_torch("init-loss"):
         from bowline.study.initial_loss import compare
     if plot is not None:
-        from bowline.plots.style import check_can_save
+        from bowline.plots.figure_style import check_can_save
 
         check_can_save(plot)
     ties = None if tied is None else [tied]
@@ -82,8 +82,8 @@ def init_loss(
 
 def _draw(path: Path, rows: list[Comparison]) -> None:
     """Lines through sizes around the largest that was asked for, at which the points are."""
-    from bowline.plots.initial_loss import Point, draw
-    from bowline.plots.style import save
+    from bowline.plots.figure_style import save
+    from bowline.plots.initial_loss_figure import Point, draw
     from bowline.study.initial_loss import compare
 
     family, layers = rows[0].family, rows[0].num_layers

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bowline.cli.needs import needs_torch
+from bowline.cli.torch_requirement import needs_torch
 
 if TYPE_CHECKING:
-    from bowline.study.report import Answer
+    from bowline.study.study_report import Answer
 
 __all__ = ["study"]
 
@@ -33,9 +33,9 @@ def study(
     from bowline.errors import UsageError
 
     with needs_torch("study"):
-        from bowline.study.catalogue import QUESTIONS
-        from bowline.study.run import study as answer_all
-        from bowline.study.setting import FULL, QUICK
+        from bowline.study.experiment_sizes import FULL, QUICK
+        from bowline.study.questions.question_list import QUESTIONS
+        from bowline.study.study_run import study as answer_all
     if listed:
         width = max(map(len, QUESTIONS))
         for each in QUESTIONS.values():

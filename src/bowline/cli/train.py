@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bowline.audit.render.printable import printable
-from bowline.cli.needs import needs_torch
-from bowline.cli.options import in_options
+from bowline.auditing.report.terminal_text import printable
+from bowline.cli.option_errors import in_options
+from bowline.cli.torch_requirement import needs_torch
 
 if TYPE_CHECKING:
-    from bowline.train.run import Outcome, Plan
+    from bowline.train.training_run import Plan, TrainedRun
 
 __all__ = ["train"]
 
 
-class Family(StrEnum):
+class TrainableFamily(StrEnum):
     """The families that can be trained."""
 
     GPT2 = "gpt2"
@@ -28,7 +28,7 @@ class Family(StrEnum):
     LSTM = "lstm"
 
 
-class Size(StrEnum):
+class SizePreset(StrEnum):
     """How large: nano is for minutes on a laptop, the others are as published."""
 
     NANO = "nano"
@@ -69,12 +69,12 @@ TRY = {
 @in_options({"tie=false": "--untie"})
 def train(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the model goes: a new directory.")],
-    family: Annotated[Family | None, typer.Option(help="Which family's model.")] = None,
+    family: Annotated[TrainableFamily | None, typer.Option(help="Which family's model.")] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH", help="A text file, a directory, or stdlib, which is the default. Repeatable."),
     ] = None,
-    size: Annotated[Size | None, typer.Option(help="How large; nano unless given.")] = None,
+    size: Annotated[SizePreset | None, typer.Option(help="How large; nano unless given.")] = None,
     config: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="JSON with any of these options; those given here come first."),
@@ -151,10 +151,10 @@ def train(
         if value is not None and value != []
     }  # fmt: skip
     with needs_torch("train"):
-        from bowline.train.config import TrainConfig
-        from bowline.train.log import shown
-        from bowline.train.processes import is_first
-        from bowline.train.run import train as run
+        from bowline.train.loop.processes import is_first
+        from bowline.train.loop.run_log import shown
+        from bowline.train.train_config import TrainConfig
+        from bowline.train.training_run import train as run
     stated = TrainConfig.read(config) if config is not None else {}
     wanted = TrainConfig.from_dict({**stated, **given}, str(config) if config is not None else "the options")
 
@@ -185,7 +185,7 @@ def printable_lines(lines: list[str]) -> str:
     return "\n".join(printable(line) for line in lines)
 
 
-def _end(family: str, outcome: Outcome) -> list[str]:
+def _end(family: str, outcome: TrainedRun) -> list[str]:
     """Where the model is, how good, and what to try."""
     place = printable(json.dumps(str(outcome.directory)) if " " in str(outcome.directory) else str(outcome.directory))
     loss = outcome.result.held_out_loss

@@ -6,8 +6,8 @@ expected: the demo is its own check. It runs on the base install, without torch 
 
 from __future__ import annotations
 
+from bowline.demo.audit_demo import Show
 from bowline.demo.faults import CASES, Case
 from bowline.demo.layouts import Layout
-from bowline.demo.show import Show
 
 __all__ = ["CASES", "Case", "Layout", "Show"]

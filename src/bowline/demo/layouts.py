@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bowline.checkpoint.write import save_safetensors
+from bowline.checkpoint.formats.numpy_writer import save_safetensors
 
 __all__ = ["SINGLE_FILE", "Layout", "bert", "gpt2", "llama", "t5_v1_0", "t5_v1_1"]
 

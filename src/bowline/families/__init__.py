@@ -3,7 +3,7 @@
 The tables are data, made by `tools/`; `resolve` turns a config and the names in a file into a `Declaration`.
 """
 
-from bowline.families.declaration import Declaration, DeclaredTie, Flag, Size
-from bowline.families.resolve import resolve
+from bowline.families.declaration import Declaration, DeclaredTie, Flag, StatedSize
+from bowline.families.resolver import resolve
 
-__all__ = ["Declaration", "DeclaredTie", "Flag", "Size", "resolve"]
+__all__ = ["Declaration", "DeclaredTie", "Flag", "StatedSize", "resolve"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bowline.tie import Tie
 
-__all__ = ["Declaration", "DeclaredTie", "Flag", "Size"]
+__all__ = ["Declaration", "DeclaredTie", "Flag", "StatedSize"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class DeclaredTie:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class StatedSize:
     """A size that the config states, and where."""
 
     path: str
@@ -71,8 +71,8 @@ class Declaration:
     head: str | None
     vocabulary: Mapping[str, int]
     expected_lengths: Mapping[str, Mapping[str, int]]
-    vocab_size: Size | None
-    hidden_size: Size | None
+    vocab_size: StatedSize | None
+    hidden_size: StatedSize | None
     levels: Mapping[str, bool]
     not_boolean: Mapping[str, object]
     loaders: frozenset[str]

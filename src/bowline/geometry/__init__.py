@@ -24,8 +24,8 @@ would give, to hold a figure against, is in the functions named `gaussian_`.
 
 from __future__ import annotations
 
-from bowline.geometry.arrays import Table
 from bowline.geometry.cosines import mean_cosine, mean_squared_cosine, welch_bound
+from bowline.geometry.diagnostics import GeometryReport, describe, sample_rows
 from bowline.geometry.gaussian import (
     gaussian_cosine_density,
     gaussian_eigenvalues,
@@ -39,8 +39,6 @@ from bowline.geometry.neighbours import (
     self_decoding_rate,
 )
 from bowline.geometry.norms import Quantiles, row_norm_quantiles
-from bowline.geometry.report import GeometryReport, describe, sample_rows
-from bowline.geometry.rows import Rows
 from bowline.geometry.spectrum import (
     effective_rank,
     frame_ratio,
@@ -51,6 +49,8 @@ from bowline.geometry.spectrum import (
     participation_ratio,
     tight_frame_distance,
 )
+from bowline.geometry.table_checks import Table
+from bowline.geometry.usable_rows import Rows
 
 __all__ = [
     "GeometryReport",

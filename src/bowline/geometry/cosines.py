@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from bowline.geometry.arrays import Table
 from bowline.geometry.gram import sum_of_grams, sum_of_squares, without_diagonal
-from bowline.geometry.rows import Rows
+from bowline.geometry.table_checks import Table
+from bowline.geometry.usable_rows import Rows
 
 __all__ = ["mean_cosine", "mean_squared_cosine", "welch_bound"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bowline.errors import UsageError
-from bowline.geometry.arrays import Floats
+from bowline.geometry.table_checks import Floats
 
 __all__ = [
     "gaussian_cosine_density",

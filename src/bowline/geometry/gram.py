@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bowline.geometry.arrays import Array
+from bowline.geometry.table_checks import Array
 
 __all__ = ["FLOAT64_GRAM", "sum_of_grams", "sum_of_squares", "without_diagonal"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from bowline.geometry.arrays import Floats, Indices, Table
-from bowline.geometry.rows import Rows
+from bowline.geometry.table_checks import Floats, Indices, Table
+from bowline.geometry.usable_rows import Rows
 
 __all__ = ["median_nearest_cosine", "nearest_rows", "self_decoding_failures", "self_decoding_rate"]
 

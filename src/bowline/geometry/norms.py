@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bowline.geometry.arrays import Table
-from bowline.geometry.rows import Rows
+from bowline.geometry.table_checks import Table
+from bowline.geometry.usable_rows import Rows
 
 __all__ = ["Quantiles", "row_norm_quantiles"]
 

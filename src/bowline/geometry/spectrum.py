@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bowline.geometry.arrays import Array, Floats, Table
 from bowline.geometry.gram import sum_of_squares, without_diagonal
-from bowline.geometry.rows import Rows
+from bowline.geometry.table_checks import Array, Floats, Table
+from bowline.geometry.usable_rows import Rows
 
 __all__ = [
     "effective_rank",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bowline.models.auto import load, load_config
-from bowline.models.base import PreTrainedModel
 from bowline.models.bert import (
     BertConfig,
     BertForMaskedLM,
@@ -11,12 +10,13 @@ from bowline.models.bert import (
     BertForSequenceClassification,
     BertModel,
 )
-from bowline.models.config import PreTrainedConfig
+from bowline.models.common.model_config import PreTrainedConfig
+from bowline.models.common.pretrained_model import PreTrainedModel
+from bowline.models.common.tokenizer import Tokenizer
 from bowline.models.generation import fill_mask
 from bowline.models.gpt2 import GPT2Config, GPT2LMHeadModel, GPT2Model
 from bowline.models.lstm import LSTMConfig, LSTMLMHeadModel, LSTMModel
 from bowline.models.t5 import T5Config, T5EncoderModel, T5ForConditionalGeneration, T5Model
-from bowline.models.tokenizer import Tokenizer
 
 __all__ = [
     "BertConfig",

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from bowline.checkpoint import Checkpoint, open_checkpoint
-from bowline.checkpoint.lint import LintKind
-from bowline.errors import ConfigError, UsageError
+from bowline.checkpoint import open_checkpoint
+from bowline.errors import ConfigError
+from bowline.models.common.stored_config import checked_path, stored_config
 
-__all__ = ["checked_path", "class_at", "load", "load_config", "model_class", "stored_config"]
+__all__ = ["class_at", "load", "load_config", "model_class"]
 
 FAMILIES = {
     "BertModel": "bert",
@@ -88,28 +88,3 @@ def class_at(path: str | os.PathLike[str]) -> Any:
             return model_class(config)
         except ConfigError as error:
             raise ConfigError(f"{checkpoint.location}: {error.message}", help=error.help) from None
-
-
-def checked_path(path: Any) -> Any:
-    """A path or the name of a Hub repository.
-
-    Raises:
-        UsageError: anything else.
-    """
-    if not isinstance(path, (str, os.PathLike)):
-        raise UsageError(f"path={path!r:.60}: expected a directory, a file or org/name")
-    return path
-
-
-def stored_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """The content of the checkpoint's `config.json`.
-
-    Raises:
-        ConfigError: there is none, or it cannot be read, and why.
-    """
-    if checkpoint.config is None:
-        seen = [lint.message for lint in checkpoint.lints if lint.kind is LintKind.CONFIG_MALFORMED]
-        raise ConfigError(
-            f"{checkpoint.location}: {seen[0] if seen else 'no config.json'}", help="add a good one, or give config="
-        )
-    return checkpoint.config

@@ -28,8 +28,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.errors import UsageError
-from bowline.models.base import PreTrainedModel
-from bowline.models.blocks import (
+from bowline.models.common.blocks import (
     activation,
     attend,
     check_beside,
@@ -43,10 +42,11 @@ from bowline.models.blocks import (
     split_heads,
     visible_keys,
 )
-from bowline.models.config import PreTrainedConfig, frozen
-from bowline.models.outputs import BaseOutput, ClassifierOutput, LMOutput, PreTrainingOutput
-from bowline.nn.heads import MLMHead
-from bowline.nn.lookup import TiedEmbedding
+from bowline.models.common.model_config import PreTrainedConfig, frozen
+from bowline.models.common.outputs import BaseOutput, ClassifierOutput, LMOutput, PreTrainingOutput
+from bowline.models.common.pretrained_model import PreTrainedModel
+from bowline.nn.modules.heads import MLMHead
+from bowline.nn.modules.tied_embedding import TiedEmbedding
 
 __all__ = [
     "BertConfig",

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from bowline.errors import UsageError
-from bowline.models.base import PreTrainedModel
-from bowline.models.blocks import (
+from bowline.models.causal_lm import CausalLM
+from bowline.models.common.blocks import (
     activation,
     attend,
     check_beside,
@@ -31,12 +31,12 @@ from bowline.models.blocks import (
     split_heads,
     visible_keys,
 )
-from bowline.models.cache import KVCache, check_cache
-from bowline.models.causal import CausalLM
-from bowline.models.config import PreTrainedConfig, frozen
-from bowline.models.outputs import BaseOutput
+from bowline.models.common.kv_cache import KVCache, check_cache
+from bowline.models.common.model_config import PreTrainedConfig, frozen
+from bowline.models.common.outputs import BaseOutput
+from bowline.models.common.pretrained_model import PreTrainedModel
 from bowline.nn import LMHead
-from bowline.nn.lookup import TiedEmbedding
+from bowline.nn.modules.tied_embedding import TiedEmbedding
 
 __all__ = ["GPT2Config", "GPT2LMHeadModel", "GPT2Model"]
 

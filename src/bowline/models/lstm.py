@@ -23,18 +23,18 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from bowline.errors import UsageError
-from bowline.models.base import PreTrainedModel
-from bowline.models.blocks import (
+from bowline.models.causal_lm import CausalLM
+from bowline.models.common.blocks import (
     check_embeds,
     check_ids,
     check_tensor,
     looked_up,
 )
-from bowline.models.causal import CausalLM
-from bowline.models.config import PreTrainedConfig, frozen
-from bowline.models.outputs import BaseOutput
+from bowline.models.common.model_config import PreTrainedConfig, frozen
+from bowline.models.common.outputs import BaseOutput
+from bowline.models.common.pretrained_model import PreTrainedModel
 from bowline.nn import LMHead
-from bowline.nn.lookup import TiedEmbedding
+from bowline.nn.modules.tied_embedding import TiedEmbedding
 
 __all__ = ["LSTMConfig", "LSTMLMHeadModel", "LSTMModel", "LSTMState", "LockedDropout"]
 

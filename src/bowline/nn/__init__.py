@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from bowline.nn.gradient_split import GradientSplit, split_gradient
-from bowline.nn.heads import LMHead, MLMHead
+from bowline.functional.loss import chosen_backend, linear_cross_entropy
+from bowline.functional.tied_lookup import tied_embedding
+from bowline.nn.adapters.lora import merge_lora
+from bowline.nn.guards.keep_tied import keep_tied
+from bowline.nn.guards.tie_guard import TieGuard
 from bowline.nn.init import find_roles, init_weights, measure_loss
-from bowline.nn.lookup import TiedEmbedding, tied_embedding
-from bowline.nn.lora import merge_lora
-from bowline.nn.loss import LinearCrossEntropy, chosen_backend, linear_cross_entropy
-from bowline.nn.once import apply_once, unique_parameters
-from bowline.nn.quantize import quantize_tied
-from bowline.nn.state.load import LoadReport, load_state
+from bowline.nn.init.apply_once import apply_once
+from bowline.nn.modules.cross_entropy_module import LinearCrossEntropy
+from bowline.nn.modules.gradient_split import GradientSplit, split_gradient
+from bowline.nn.modules.heads import LMHead, MLMHead
+from bowline.nn.modules.quantized_table import quantize_tied
+from bowline.nn.modules.tied_embedding import TiedEmbedding
+from bowline.nn.modules.tied_loss import TiedLoss, use_tied_loss
 from bowline.nn.state.load_checkpoint import load_checkpoint
+from bowline.nn.state.load_state import LoadReport, load_state
 from bowline.nn.state.save_checkpoint import save_checkpoint
-from bowline.nn.tied_loss import TiedLoss, use_tied_loss
-from bowline.nn.ties.check import check_ties
-from bowline.nn.ties.declared import declared_ties
-from bowline.nn.ties.find import FoundTies, find_ties
-from bowline.nn.ties.guard import TieGuard
-from bowline.nn.ties.keep import keep_tied
-from bowline.nn.ties.report import Remark, TieCheck, TieReport
+from bowline.nn.ties.declared_ties import declared_ties
+from bowline.nn.ties.shared_parameters import FoundTies, find_ties
+from bowline.nn.ties.tie_check import check_ties
+from bowline.nn.ties.tie_report import Remark, TieCheck, TieReport
 from bowline.nn.ties.tying import tie_weights
 from bowline.nn.ties.untying import untie_weights
+from bowline.nn.tree.unique_parameters import unique_parameters
 from bowline.nn.vocabulary.resize import VocabChange, resize_vocab
 
 __all__ = [

@@ -8,9 +8,9 @@ serve both ends, and a multiplier makes up the difference.
 from __future__ import annotations
 
 from bowline.recipes.architecture import Architecture
+from bowline.recipes.catalogue import RECIPES, usual
 from bowline.recipes.distribution import Distribution, Scale, constant, normal, truncated, uniform
 from bowline.recipes.expected import InitialLoss, expected_loss
-from bowline.recipes.known import RECIPES, usual
 from bowline.recipes.recipe import Recipe, Role
 
 __all__ = [

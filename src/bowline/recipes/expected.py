@@ -10,10 +10,10 @@ import numpy as np
 
 from bowline.errors import UsageError
 from bowline.recipes.architecture import Architecture
-from bowline.recipes.known import RECIPES
+from bowline.recipes.catalogue import RECIPES
+from bowline.recipes.log_sum_exp import GRID, critical_width, log_sum_exp
 from bowline.recipes.recipe import Recipe, Role
 from bowline.recipes.signal import Signal, propagate
-from bowline.recipes.softmax import GRID, critical_width, log_sum_exp
 
 __all__ = ["InitialLoss", "expected_loss", "named"]
 

@@ -20,7 +20,7 @@ import torch
 
 from bowline import __version__
 from bowline.errors import UsageError
-from bowline.study.setting import Setting
+from bowline.study.experiment_sizes import ExperimentSizes
 
 __all__ = ["Bench", "code_digest", "write_whole"]
 
@@ -45,7 +45,9 @@ class Bench:
         tell: called with a line for each unit that is run.
     """
 
-    def __init__(self, directory: Path, setting: Setting, *, tell: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self, directory: Path, setting: ExperimentSizes, *, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.directory = directory
         self.setting = setting
         self.seconds = 0.0

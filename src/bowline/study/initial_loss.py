@@ -19,8 +19,8 @@ from bowline.models import (
     T5Config,
     T5ForConditionalGeneration,
 )
-from bowline.nn.init.measure import measure_loss
-from bowline.nn.init.weights import init_weights
+from bowline.nn.init.init_weights import init_weights
+from bowline.nn.init.measured_loss import measure_loss
 from bowline.recipes import RECIPES, InitialLoss, Recipe, expected_loss
 from bowline.recipes.expected import named
 
@@ -32,7 +32,7 @@ HEAD = 64
 
 
 @dataclass(frozen=True)
-class Family:
+class FamilyDraws:
     """A family as it is measured: the class, its true sizes, and its config for others."""
 
     model: type[Any]
@@ -47,7 +47,7 @@ def _heads(width: int) -> int:
 
 
 FAMILIES = {
-    "bert": Family(
+    "bert": FamilyDraws(
         BertForMaskedLM,
         30522,
         768,
@@ -60,7 +60,7 @@ FAMILIES = {
             max_position_embeddings=LENGTH,
         ),
     ),
-    "gpt2": Family(
+    "gpt2": FamilyDraws(
         GPT2LMHeadModel,
         50257,
         768,
@@ -68,7 +68,7 @@ FAMILIES = {
             vocab_size=vocab, n_embd=width, n_layer=layers, n_head=_heads(width), n_positions=LENGTH
         ),
     ),
-    "t5": Family(
+    "t5": FamilyDraws(
         T5ForConditionalGeneration,
         32128,
         512,
@@ -81,7 +81,7 @@ FAMILIES = {
             num_heads=_heads(width),
         ),
     ),
-    "lstm": Family(
+    "lstm": FamilyDraws(
         LSTMLMHeadModel,
         10000,
         650,

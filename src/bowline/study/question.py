@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bowline.plots.sheet import Sheet
+from bowline.plots.panels import Sheet
 from bowline.study.bench import Bench
 
 __all__ = ["Numbers", "Question"]

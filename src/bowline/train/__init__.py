@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bowline.train.loop import Batches, Result, Trainer
-from bowline.train.settings import TrainerSettings
+from bowline.train.loop.trainer import Batches, Result, Trainer
+from bowline.train.loop.trainer_settings import TrainerSettings
 
 __all__ = ["Batches", "Result", "Trainer", "TrainerSettings"]

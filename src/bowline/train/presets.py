@@ -23,7 +23,7 @@ class Preset:
     `model` are keys of the family's config; what is not among them has the config's own default, which is the published
     model's. `vocab_size` is what a new tokenizer is to have; `batch_size` rows of `length` tokens are one batch, and
     `accumulation` batches one step. `mask_share` is BERT's and T5's, and `head_bias` belongs to families whose head has
-    one; why T5 has an `embedding_rate` stands in `bowline.train.optimizer`.
+    one; why T5 has an `embedding_rate` stands in `bowline.train.loop.adamw`.
     """
 
     model: Mapping[str, Any]

@@ -139,7 +139,7 @@ def test_each_storage_is_drawn_once_and_ties_stay(family: str, tied: bool, monke
         before.append(tensor.numel())
         return draw_(tensor, *args)
 
-    monkeypatch.setattr("bowline.nn.init.weights.draw_", counted)
+    monkeypatch.setattr("bowline.nn.init.init_weights.draw_", counted)
     report = init_weights(model, "transformers-t5", seed=0)
     assert sum(before) == sum(parameter.numel() for parameter in held)  # no number twice, and none left out
     assert find_ties(model) == ties

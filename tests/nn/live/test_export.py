@@ -16,7 +16,7 @@ from torch import nn
 
 from bowline.errors import TieError
 from bowline.nn import check_ties, find_ties, tie_weights, untie_weights
-from bowline.nn.heads import LMHead
+from bowline.nn.modules.heads import LMHead
 from tests.nn.models import HEAD, TinyLM, tied
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])

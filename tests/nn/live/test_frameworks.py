@@ -11,9 +11,9 @@ from torch import nn
 
 from bowline.errors import TieError
 from bowline.nn import check_ties, find_ties, tie_weights
+from bowline.nn.guards.keep_tied import keep_tied
 from bowline.nn.state.load_checkpoint import load_checkpoint
 from bowline.nn.state.save_checkpoint import save_checkpoint
-from bowline.nn.ties.keep import keep_tied
 from tests.nn.models import HEAD, TinyLM, tied
 
 accelerate = pytest.importorskip("accelerate")

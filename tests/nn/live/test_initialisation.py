@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bowline.nn import find_ties
-from bowline.nn.once import apply_once
+from bowline.nn.init.apply_once import apply_once
 from tests.nn.models import TinyLM, tied
 
 STD = {nn.Embedding: 1.0, nn.Linear: 0.02}

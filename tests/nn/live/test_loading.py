@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from bowline.errors import CheckpointError, TieError
 from bowline.nn import check_ties, find_ties
-from bowline.nn.state.load import load_state
 from bowline.nn.state.load_checkpoint import load_checkpoint
+from bowline.nn.state.load_state import load_state
 from bowline.nn.state.save_checkpoint import save_checkpoint
 from tests.nn.models import HEAD, TinyLM, tied
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bowline.nn import check_ties, find_ties
-from bowline.nn.ties.keep import keep_tied
+from bowline.nn.guards.keep_tied import keep_tied
 from tests.nn.models import BertLike, EncoderDecoder, TinyLM, tied
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])

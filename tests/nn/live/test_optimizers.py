@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from bowline.errors import TieError
 from bowline.nn import check_ties, tie_weights, untie_weights
-from bowline.nn.once import unique_parameters
+from bowline.nn.tree.unique_parameters import unique_parameters
 from tests.nn.models import TinyLM, tied
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])

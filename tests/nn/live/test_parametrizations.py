@@ -11,8 +11,8 @@ from torch.nn.utils import parametrizations, parametrize, weight_norm
 
 from bowline.errors import TieError
 from bowline.nn import check_ties, find_ties, tie_weights
-from bowline.nn.ties.guard import TieGuard
-from bowline.nn.ties.keep import keep_tied
+from bowline.nn.guards.keep_tied import keep_tied
+from bowline.nn.guards.tie_guard import TieGuard
 from tests.nn.models import TinyLM, tied
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")  # old, and still in use

@@ -12,7 +12,7 @@ from torch import nn
 
 from bowline.errors import BowlineError, CheckpointError, TieError, UsageError
 from bowline.nn import check_ties, load_state, tie_weights
-from bowline.nn.ties.find import find_ties
+from bowline.nn.ties.shared_parameters import find_ties
 from tests.nn.models import HEAD, BertLike, EncoderDecoder, Flagged, TinyLM, backward, flag_levels, tied
 from tests.nn.state.snapshots import snapshot
 

@@ -16,7 +16,7 @@ from tools.tiny import build, load_class, tiny_config
 
 from bowline.errors import CheckpointError, TieError
 from bowline.nn import check_ties, load_checkpoint, save_checkpoint
-from bowline.nn.state.names import to_disk, to_live, unwrapped
+from bowline.nn.state.tensor_names import to_disk, to_live, unwrapped
 from tests.nn.models import TinyLM
 from tests.nn.state.snapshots import snapshot
 

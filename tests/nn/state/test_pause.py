@@ -12,7 +12,7 @@ from torch import nn
 from bowline.errors import BowlineError
 from bowline.nn import load_checkpoint, save_checkpoint
 from bowline.nn.state import load_checkpoint as module
-from bowline.nn.state.survey import survey
+from bowline.nn.state.load_inventory import survey
 
 
 @pytest.mark.parametrize("enabled", [True, False])

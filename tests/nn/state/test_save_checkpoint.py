@@ -16,7 +16,7 @@ from safetensors.torch import load_file, load_model
 from tools.tiny import build, load_class
 from torch import nn
 
-from bowline.audit import audit
+from bowline.auditing import audit
 from bowline.errors import CheckpointError, ConfigError, UsageError
 from bowline.nn import find_ties, load_checkpoint, quantize_tied, save_checkpoint, tie_weights, untie_weights
 from tests.checkpoints import snapshot as files_of

@@ -13,10 +13,10 @@ pytest.importorskip("transformers")
 import torch
 from tools.tiny import VOCABULARY, build, load_class, tiny_config
 
-from bowline.audit import Severity, audit
+from bowline.auditing import Severity, audit
 from bowline.errors import TieError
 from bowline.nn import load_checkpoint, save_checkpoint, tie_weights, untie_weights
-from bowline.nn.config import set_flag
+from bowline.nn.config.live_config import set_flag
 from tests.nn.state.snapshots import snapshot
 
 pytestmark = pytest.mark.usefixtures("quiet_transformers")

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, weight_norm
 
 from bowline.errors import BowlineError, TieError, UsageError
 from bowline.nn import check_ties, declared_ties, find_ties, tie_weights, untie_weights
-from bowline.nn.slots import slots
+from bowline.nn.tree.slots import slots
 from tests.nn.models import HEAD, Flagged, TinyLM, flag_levels, tied
 
 Change = Callable[["Model"], None]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bowline import TieState
-from bowline.nn.ties.compare import BLOCK_ELEMENTS, difference, state_of
+from bowline.nn.ties.tensor_comparison import BLOCK_ELEMENTS, difference, state_of
 
 DTYPES = {torch.float32: np.int32, torch.float64: np.int64, torch.float16: np.int16, torch.int64: np.int64}
 

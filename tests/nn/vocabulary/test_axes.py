@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bowline.errors import TieError, UsageError
-from bowline.nn.vocabulary.find import find_vocabulary
+from bowline.nn.vocabulary.axis_search import find_vocabulary
 from bowline.nn.vocabulary.resize import resize_vocab
 from tests.nn.vocabulary.models import LM, VOCAB, WIDTH, seeded, state, unchanged
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bowline.errors import UsageError
-from bowline.nn.vocabulary import resize, rows
+from bowline.nn.vocabulary import new_rows, resize
 from bowline.nn.vocabulary.resize import resize_vocab
 from tests.nn.vocabulary.models import LM, VOCAB, WIDTH, Configured, seeded, state, unchanged
 
@@ -273,7 +273,7 @@ def test_running_out_of_memory_halfway_leaves_the_model_as_it_was(at: int, monke
         calls.append(1)
         if len(calls) == at:
             raise MemoryError("no room")
-        return rows.spread(*arguments)
+        return new_rows.spread(*arguments)
 
     monkeypatch.setattr(resize, "spread", spread)
     with pytest.raises(MemoryError):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bowline.errors import UsageError
-from bowline.nn.vocabulary import rows
+from bowline.nn.vocabulary import new_rows
 from bowline.nn.vocabulary.resize import resize_vocab
 from tests.nn.vocabulary.models import LM, VOCAB, WIDTH, Configured, seeded, state, unchanged
 
@@ -87,7 +87,7 @@ def test_blocks_do_not_change_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, blocks = embedding(101, 7, torch.float64), embedding(101, 7, torch.float64)
     keep = torch.randperm(101)[:60].tolist()
     resize_vocab(whole, keep, pad_to_multiple_of=64)
-    monkeypatch.setattr(rows, "BLOCK_ELEMENTS", 50)
+    monkeypatch.setattr(new_rows, "BLOCK_ELEMENTS", 50)
     resize_vocab(blocks, keep, pad_to_multiple_of=64)
     torch.testing.assert_close(blocks["wte"].weight, whole["wte"].weight, rtol=0, atol=1e-15)
 

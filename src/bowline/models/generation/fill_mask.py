@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bowline.errors import UsageError
-from bowline.models.tokenizer import Tokenizer
+from bowline.models.common.tokenizer import Tokenizer
 
 __all__ = ["Candidate", "FilledMask", "fill_mask"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bowline.nn.init.fused import Fused
-from bowline.nn.init.measure import MeasuredLoss, measure_loss
-from bowline.nn.init.report import Drawn, InitReport
+from bowline.nn.init.fused_matrices import Fused
+from bowline.nn.init.init_report import Drawn, InitReport
+from bowline.nn.init.init_weights import init_weights
+from bowline.nn.init.measured_loss import MeasuredLoss, measure_loss
 from bowline.nn.init.roles import find_roles
-from bowline.nn.init.weights import init_weights
 
 __all__ = ["Drawn", "Fused", "InitReport", "MeasuredLoss", "find_roles", "init_weights", "measure_loss"]

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from bowline.errors import UsageError
-from bowline.nn.config import owner
-from bowline.nn.init.fused import Fused, check_fits, fused_in
-from bowline.nn.init.names import FEED_FORWARD, embedding_role, is_norm, matrix_role, place_of
-from bowline.nn.memory import extent
-from bowline.nn.slots import Slot, slots
+from bowline.nn.config.live_config import owner
+from bowline.nn.init.fused_matrices import Fused, check_fits, fused_in
+from bowline.nn.init.matrix_names import FEED_FORWARD, embedding_role, is_norm, matrix_role, place_of
 from bowline.nn.ties.ends import makes_logits
-from bowline.nn.ties.find import find_ties
+from bowline.nn.ties.shared_parameters import find_ties
+from bowline.nn.tree.slots import Slot, slots
+from bowline.nn.tree.storages import extent
 from bowline.recipes import Role
 
 __all__ = ["Found", "Roles", "find_roles", "survey"]

@@ -11,18 +11,18 @@ import torch
 from torch import nn
 
 from bowline.checkpoint import open_checkpoint
-from bowline.checkpoint.tensor import StoredTensor
+from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.weights import UNSEEN
 from bowline.errors import CheckpointError, UsageError
-from bowline.nn.config import flag_of
-from bowline.nn.slots import Slot, slots
-from bowline.nn.state.conflicts import OnConflict
-from bowline.nn.state.load import LoadReport, load_into
-from bowline.nn.state.names import conversions_kept, is_transformers_model, to_live, unwrapped
-from bowline.nn.state.pause import without_collections
-from bowline.nn.state.stored import stored_tensor
-from bowline.nn.state.survey import survey
-from bowline.nn.ties.compare import is_plain
+from bowline.nn.config.live_config import flag_of
+from bowline.nn.state.garbage_collection import without_collections
+from bowline.nn.state.load_inventory import survey
+from bowline.nn.state.load_state import LoadReport, load_into
+from bowline.nn.state.mapped_tensors import stored_tensor
+from bowline.nn.state.tensor_names import conversions_kept, is_transformers_model, to_live, unwrapped
+from bowline.nn.state.tie_conflicts import OnConflict
+from bowline.nn.ties.tensor_comparison import is_plain
+from bowline.nn.tree.slots import Slot, slots
 
 __all__ = ["load_checkpoint"]
 

@@ -15,18 +15,18 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from bowline.checkpoint.publish import publishing
-from bowline.checkpoint.shards import Payload, parse_size, write_shards
+from bowline.checkpoint.durable.publication import publishing
+from bowline.checkpoint.durable.shards import Payload, parse_size, write_shards
 from bowline.errors import CheckpointError, ConfigError, TieError, UsageError
-from bowline.nn.config import write
-from bowline.nn.quantize import QuantizedTable
-from bowline.nn.scaling import follows_flag, head_scale
-from bowline.nn.slots import slots
-from bowline.nn.state.dtypes import NAMES
-from bowline.nn.state.names import is_transformers_model, to_disk, unwrapped
-from bowline.nn.state.written import Knots, flag_of_bytes, remade, shared_names, with_flag
-from bowline.nn.ties.compare import is_plain
-from bowline.nn.ties.declared import declared_ties
+from bowline.nn.config.head_scaling import follows_flag, head_scale
+from bowline.nn.config.live_config import write
+from bowline.nn.modules.quantized_table import QuantizedTable
+from bowline.nn.state.saved_ties import Knots, flag_of_bytes, remade, shared_names, with_flag
+from bowline.nn.state.tensor_names import is_transformers_model, to_disk, unwrapped
+from bowline.nn.state.torch_dtypes import NAMES
+from bowline.nn.ties.declared_ties import declared_ties
+from bowline.nn.ties.tensor_comparison import is_plain
+from bowline.nn.tree.slots import slots
 
 __all__ = ["Keep", "save_checkpoint"]
 

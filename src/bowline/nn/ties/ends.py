@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from bowline.nn.slots import Slot
-from bowline.nn.ties.compare import state_of
+from bowline.nn.ties.tensor_comparison import state_of
+from bowline.nn.tree.slots import Slot
 from bowline.tie import Tie, TieState
 
 __all__ = ["holds", "is_alias", "makes_logits", "there"]

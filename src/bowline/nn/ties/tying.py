@@ -11,17 +11,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bowline.errors import TieError, UsageError
-from bowline.nn import optimizers
-from bowline.nn.config import restore, set_flag
-from bowline.nn.scaling import follows_flag, idle_scale, set_scaling, undo_scaling
-from bowline.nn.slots import Slot, slot, slots
-from bowline.nn.ties.check import check_ties
-from bowline.nn.ties.compare import difference, is_plain, kind_of, same_bits, state_of
-from bowline.nn.ties.declared import Ties, as_ties, declared_ties
+from bowline.nn.config.head_scaling import follows_flag, idle_scale, set_scaling, undo_scaling
+from bowline.nn.config.live_config import restore, set_flag
+from bowline.nn.ties import optimizer_groups
+from bowline.nn.ties.declared_ties import Ties, as_ties, declared_ties
 from bowline.nn.ties.ends import holds, makes_logits, there
-from bowline.nn.ties.report import TieReport
-from bowline.nn.ties.told import fit_sizes, tell_transformers
-from bowline.nn.wrapped import refuse_wrapped
+from bowline.nn.ties.module_sizes import fit_sizes, tell_transformers
+from bowline.nn.ties.tensor_comparison import difference, is_plain, kind_of, same_bits, state_of
+from bowline.nn.ties.tie_check import check_ties
+from bowline.nn.ties.tie_report import TieReport
+from bowline.nn.tree.slots import Slot, slot, slots
+from bowline.nn.tree.wrappers import refuse_wrapped
 from bowline.tie import Tie, TieState
 
 __all__ = ["Conflict", "Knot", "check_bias", "hang", "knots_of", "tie_weights"]
@@ -64,7 +64,7 @@ def tie_weights(
         raise UsageError(f"on_conflict={on_conflict!r}: expected 'raise', 'source' or 'target'")
     refuse_wrapped(model)
     if optimizer is not None:
-        optimizers.expect(optimizer)
+        optimizer_groups.expect(optimizer)
     wanted = declared_ties(model, flag=True) if ties is None else as_ties(ties)
     if not wanted:
         seen = f"{type(model).__name__} declares no ties" if ties is None else "no ties were given"
@@ -85,7 +85,7 @@ def tie_weights(
         undo.pop_all()
     if optimizer is not None:
         for loser, winner in replaced:
-            optimizers.replace(optimizer, loser, winner)
+            optimizer_groups.replace(optimizer, loser, winner)
     tell_transformers(model)
     return check_ties(model, wanted, optimizer=optimizer)
 

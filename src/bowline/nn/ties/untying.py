@@ -13,16 +13,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bowline.errors import TieError, UsageError
-from bowline.nn import optimizers
-from bowline.nn.config import flag_is_forced, owner, restore, set_flag
-from bowline.nn.scaling import follows_flag, head_scale, set_scaling, undo_scaling
-from bowline.nn.slots import Slot, slot, slots
-from bowline.nn.ties.compare import is_plain, kind_of
-from bowline.nn.ties.declared import Ties, as_ties, declared_ties
+from bowline.nn.config.head_scaling import follows_flag, head_scale, set_scaling, undo_scaling
+from bowline.nn.config.live_config import flag_is_forced, owner, restore, set_flag
+from bowline.nn.ties import optimizer_groups
+from bowline.nn.ties.declared_ties import Ties, as_ties, declared_ties
 from bowline.nn.ties.ends import holds, is_alias, makes_logits, there
-from bowline.nn.ties.find import find_ties
-from bowline.nn.ties.told import tell_transformers
-from bowline.nn.wrapped import refuse_wrapped
+from bowline.nn.ties.module_sizes import tell_transformers
+from bowline.nn.ties.shared_parameters import find_ties
+from bowline.nn.ties.tensor_comparison import is_plain, kind_of
+from bowline.nn.tree.slots import Slot, slot, slots
+from bowline.nn.tree.wrappers import refuse_wrapped
 from bowline.tie import Tie
 
 __all__ = ["Head", "separate", "untie_weights"]
@@ -64,7 +64,7 @@ def untie_weights(
         raise UsageError(f"head={head!r}: expected 'copy' or a function that draws a tensor in place")
     refuse_wrapped(model)
     if optimizer is not None:
-        optimizers.expect(optimizer)
+        optimizer_groups.expect(optimizer)
     undone = _holding(model) if ties is None else _checked(model, as_ties(ties))
     declared = declared_ties(model, flag=True)
     known = slots(model)
@@ -116,9 +116,9 @@ def separate(
         for tie, parameter in fresh.items():
             source, target = before[tie]
             if target is not source:  # an alias, which the optimizer may hold by itself
-                optimizers.replace(optimizer, target, parameter)
+                optimizer_groups.replace(optimizer, target, parameter)
             scaled = scale if head == "copy" and makes_logits(known[tie.target], known[tie.source]) else 1.0
-            optimizers.copy_state(optimizer, source, parameter, tie.target, scaled)
+            optimizer_groups.copy_state(optimizer, source, parameter, tie.target, scaled)
     tell_transformers(model)
 
 

@@ -12,12 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from bowline.errors import UsageError
-from bowline.nn.optimizers import resize_state
-from bowline.nn.vocabulary.axis import Axis
-from bowline.nn.vocabulary.edits import edits_of, padding_of
-from bowline.nn.vocabulary.find import find_vocabulary
-from bowline.nn.vocabulary.rows import NewRows, check_rule, make_rows, spread
-from bowline.nn.vocabulary.selection import Selection, select
+from bowline.nn.ties.optimizer_groups import resize_state
+from bowline.nn.vocabulary.axes import Axis
+from bowline.nn.vocabulary.axis_search import find_vocabulary
+from bowline.nn.vocabulary.new_rows import NewRows, check_rule, make_rows, spread
+from bowline.nn.vocabulary.size_edits import edits_of, padding_of
+from bowline.nn.vocabulary.token_selection import Selection, select
 
 __all__ = ["NewRows", "VocabChange", "resize_vocab"]
 

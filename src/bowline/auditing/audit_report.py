@@ -1,0 +1,114 @@
+"""The result of an audit: evidence and findings of one checkpoint, and the record that the JSON report holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bowline.auditing.evidence import Evidence, TieEvidence
+from bowline.auditing.rules import Finding, Rule, Severity, all_rules
+from bowline.errors import UsageError
+from bowline.tie import TieState
+
+__all__ = ["REPORT_VERSION", "AuditReport", "findings_of", "select_rules"]
+
+REPORT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """What was seen of one checkpoint, and what is wrong with it."""
+
+    evidence: Evidence
+    findings: tuple[Finding, ...]
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing but information was found."""
+        return all(finding.severity is Severity.INFO for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry of this checkpoint in the JSON report; the schema is in `docs/audit.schema.json`."""
+        evidence = self.evidence
+        declaration = evidence.declaration
+        return {
+            "path": evidence.location,
+            "architecture": declaration.architecture,
+            "family": declaration.family,
+            "inferred": declaration.inferred,
+            "values_read": evidence.values_read,
+            "flag": {"value": declaration.flag.value, "path": declaration.flag.path},
+            "ties": [_tie(tie) for tie in evidence.ties],
+            "outcomes": {
+                loader: {target: outcome.fate.value if outcome else None for target, outcome in targets.items()}
+                for loader, targets in evidence.outcomes.items()
+            },
+            "reasons": {
+                loader: {target: outcome.reason if outcome else None for target, outcome in targets.items()}
+                for loader, targets in evidence.outcomes.items()
+            },
+            "findings": [_finding(finding) for finding in self.findings],
+            "padding_row": (
+                {"id": evidence.padding.id, "class": evidence.padding.row_class.value} if evidence.padding else None
+            ),
+            "geometry": evidence.geometry.as_dict() if evidence.geometry else None,
+        }
+
+
+def findings_of(evidence: Evidence, rules: Iterable[Rule]) -> tuple[Finding, ...]:
+    """What the rules have to say, errors first."""
+    order = list(Severity)
+    found = [finding for rule in rules for finding in rule.findings(evidence)]
+    return tuple(sorted(found, key=lambda finding: (order.index(finding.severity), finding.code)))
+
+
+def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tuple[Rule, ...]:
+    """The rules whose codes begin with one of `select` (all, when empty) and with none of `ignore`.
+
+    Raises `UsageError` for a prefix that no code has.
+
+    Example:
+        >>> [rule.code for rule in select_rules(["BW40"], ["BW402"])]
+        ['BW401', 'BW403', 'BW404', 'BW405']
+    """
+    rules = all_rules()
+    for prefix in (*select, *ignore):
+        if not prefix or not any(rule.code.startswith(prefix.upper()) for rule in rules):
+            raise UsageError(
+                f"{prefix!r} is no code and no beginning of one, expected such as {rules[0].code} or BW2",
+                help="`bowline explain` lists the codes",
+            )
+    chosen = tuple(prefix.upper() for prefix in select) or ("",)
+    refused = tuple(prefix.upper() for prefix in ignore)
+    return tuple(
+        rule for rule in rules if rule.code.startswith(chosen) and not (refused and rule.code.startswith(refused))
+    )
+
+
+def _tie(tie: TieEvidence) -> dict[str, Any]:
+    difference = tie.difference
+    same = tie.state in (TieState.EQUAL, TieState.ALIAS)
+    compared = same or (tie.state is TieState.INCOMPATIBLE and (tie.equal_when_cast or tie.has_nan))
+    return {
+        "target": tie.tie.target,
+        "source": tie.tie.source,
+        "state": tie.state.value if tie.state else None,
+        "flag": {"value": tie.declared.flag.value, "path": tie.declared.flag.path},
+        "rows_differing": difference.rows_differing if difference else 0 if compared else None,
+        "max_abs_difference": difference.max_abs_difference if difference else 0.0 if compared else None,
+        "looks_like": str(difference) if difference else None,
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "code": finding.code,
+        "name": finding.name,
+        "severity": finding.severity.value,
+        "tensors": list(finding.tensors),
+        "file": finding.file,
+        "message": finding.message,
+        "help": finding.help,
+        "fixable": finding.fixable,
+    }

@@ -1,0 +1,132 @@
+"""`--fix`: make `config.json` say what the bytes hold, at every level, and change nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bowline.auditing.audit_report import AuditReport
+from bowline.auditing.evidence import Evidence
+from bowline.auditing.loaders import Fate
+from bowline.checkpoint.durable.file_replacement import replace_file
+from bowline.checkpoint.formats.json_edit import set_flags
+from bowline.checkpoint.formats.strict_json import loads, shown
+from bowline.errors import ConfigError, FormatError
+from bowline.families.resolver import FLAG, FLAGS
+
+__all__ = ["fix_config", "flag_edits"]
+
+CONFIG = "config.json"
+HARM = frozenset({Fate.RANDOM, Fate.DROPPED})
+
+
+def flag_edits(report: AuditReport) -> dict[str, bool]:
+    """The keys to write and their value: every level that states the flag, and every key that a loader asks.
+
+    Raises `ConfigError` when two findings want different values: then no config is right.
+    """
+    wanted = {finding.flag_from_bytes for finding in report.findings if finding.flag_from_bytes is not None}
+    if not wanted:
+        return {}
+    if len(wanted) > 1:
+        codes = ", ".join(finding.code for finding in report.findings if finding.fixable)
+        raise ConfigError(
+            f"{report.evidence.location}: {codes} want different flags, expected one that the bytes make true",
+            help="mend the tensors first",
+        )
+    value = wanted.pop()
+    targets = {finding.tensors[0] for finding in report.findings if finding.fixable and finding.tensors}
+    evidence = report.evidence
+    return {path: value for path in _levels(evidence, targets) if _stated(evidence).get(path) is not value}
+
+
+def fix_config(report: AuditReport) -> list[str]:
+    """Write the flag that the bytes make true; returns what was changed, a line each.
+
+    The file is replaced atomically and its old bytes are kept under `.bowline/undo`.
+
+    Raises:
+        ConfigError: only a part of the checkpoint was read, or the flag would mend one tie and break another, or the
+            config is on the Hub, is reached through a link, or has several names on disk.
+    """
+    edits = flag_edits(report)
+    if not edits:
+        return []
+    if not report.evidence.complete:
+        raise ConfigError(
+            f"{report.evidence.location}: only a part of the checkpoint could be read, expected all of it",
+            help="give the directory, with every shard in it",
+        )
+    directory = Path(report.evidence.location)
+    if directory.is_file():
+        directory = directory.parent
+    if not directory.is_dir():
+        raise ConfigError(
+            f"{report.evidence.location}: cannot be changed where it is", help="download it, and fix the local copy"
+        )
+    config = directory / CONFIG
+    before = _unchanged(config, report.evidence)
+    after = set_flags(before.decode("utf-8"), edits).encode("utf-8")
+    _refuse_harm(report.evidence, loads(after, CONFIG, allow_nonfinite=True))
+    backup = replace_file(config, after, why="audit --fix")
+    old = {path: shown(value) for path, value in _stated(report.evidence).items()}
+    changes = [f"{path}: {old.get(path, 'absent')} -> {shown(value)}" for path, value in edits.items()]
+    return [*changes, f"the old config.json is kept in {backup}"]
+
+
+def _unchanged(config: Path, evidence: Evidence) -> bytes:
+    """The file's bytes, if they still say what was audited."""
+    try:
+        content = config.read_bytes()
+        if repr(loads(content, CONFIG, allow_nonfinite=True)) == repr(evidence.config):  # NaN equals nothing
+            return content
+    except FormatError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"{config}: cannot be read: {error.strerror or error}", help="audit it again") from error
+    raise ConfigError(f"{config}: is not what it was when it was audited", help="audit it again")
+
+
+def _refuse_harm(evidence: Evidence, config: object) -> None:
+    """One flag governs several ties: what mends one must not make another random, or drop what is stored."""
+    assert isinstance(config, dict)
+    for loader, fates in evidence.fates_under(config).items():
+        for target, outcome in fates.items():
+            before = evidence.outcomes[loader].get(target)
+            if outcome and before and outcome.fate in HARM and before.fate not in HARM:
+                raise ConfigError(
+                    f"{evidence.location}: with the flag that mends one tie, {target} would be {outcome.fate.value} in "
+                    f"{loader} ({outcome.reason}); now it is {before.fate.value}",
+                    help="no config is right for these tensors: store or remove the ends that disagree",
+                )
+
+
+def _levels(evidence: Evidence, targets: set[str]) -> list[str]:
+    """The flags that say something of these ties, outermost first."""
+    asked = [path for tie in evidence.ties if tie.tie.target in targets for path in tie.declared.paths]
+    flags = [path for path in asked if path.rpartition(".")[2] in FLAGS]
+    stated = [
+        path for path in evidence.declaration.levels if path == FLAG or path in flags or _has_vocabulary(evidence, path)
+    ]
+    present = [path for path in flags if _level_exists(evidence, path)]
+    return sorted(dict.fromkeys([*stated, *present]), key=lambda path: path.count("."))
+
+
+def _has_vocabulary(evidence: Evidence, path: str) -> bool:
+    level = _level(evidence, path)
+    return level is not None and "vocab_size" in level
+
+
+def _level_exists(evidence: Evidence, path: str) -> bool:
+    return _level(evidence, path) is not None
+
+
+def _level(evidence: Evidence, path: str) -> dict[str, object] | None:
+    config: object = evidence.config
+    for key in path.split(".")[:-1]:
+        config = config.get(key) if isinstance(config, dict) else None
+    return config if isinstance(config, dict) else None
+
+
+def _stated(evidence: Evidence) -> dict[str, object]:
+    """Each level's flag as it stands in the config."""
+    return {**evidence.declaration.levels, **evidence.declaration.not_boolean}

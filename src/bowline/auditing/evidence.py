@@ -1,0 +1,115 @@
+"""What one checkpoint was found to be: the class's declaration, the config, the bytes. The rules read this alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bowline.auditing.loaders import Outcome, StoredFacts, predict
+from bowline.auditing.quantised_names import in_other_form
+from bowline.auditing.shape_fit import misfits
+from bowline.auditing.tokenizer_files import TokenizerFacts
+from bowline.checkpoint.formats.stored_tensor import StoredTensor
+from bowline.checkpoint.lint import Lint
+from bowline.families.declaration import Declaration, DeclaredTie
+from bowline.families.resolver import resolve
+from bowline.tie import Tie, TieState
+
+if TYPE_CHECKING:  # numpy is for those who read values
+    from bowline.auditing.difference import TableDifference
+    from bowline.auditing.row_statistics import PaddingRow, TableRows
+    from bowline.geometry import GeometryReport
+
+__all__ = ["Evidence", "TieEvidence", "compare_headers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieEvidence:
+    """One tie as it was found. `state` is `None` when it hangs on values that were not read.
+
+    `unseen` says that an end is stored quantised, or may be in a file that was not read: no reading would tell.
+    """
+
+    declared: DeclaredTie
+    state: TieState | None
+    difference: TableDifference | None = None
+    has_nan: bool = False
+    equal_when_cast: bool = False
+    target: StoredTensor | None = None
+    source: StoredTensor | None = None
+    unseen: bool = False
+
+    @property
+    def tie(self) -> Tie:
+        """The tie."""
+        return self.declared.tie
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What one checkpoint was found to be. The rules read this and nothing else."""
+
+    location: str
+    config: Mapping[str, Any] | None
+    declaration: Declaration
+    tensors: Mapping[str, StoredTensor]
+    metadata: Mapping[str, str]
+    lints: tuple[Lint, ...]
+    ties: tuple[TieEvidence, ...]
+    outcomes: Mapping[str, Mapping[str, Outcome | None]]
+    tokenizer: TokenizerFacts | None
+    tables: tuple[TableRows, ...]
+    padding: PaddingRow | None
+    geometry: GeometryReport | None
+    odd_bools: tuple[str, ...]
+    """BOOL tensors with a byte that is neither 0 nor 1."""
+    seen: StoredFacts
+    complete: bool
+    """Whether every file of the checkpoint was read: what is missing from a part may be in another."""
+    values_read: bool
+
+    def fates_under(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Outcome | None]]:
+        """The outcomes that these same bytes would have under another config."""
+        declaration = resolve(config, {name: tensor.shape for name, tensor in self.tensors.items()})
+        fitting = {loader: misfits(declaration, self.tensors, loader) for loader in declaration.made}
+        return predict(declaration, replace(self.seen, misfits=fitting))
+
+    @property
+    def main_tie(self) -> TieEvidence | None:
+        """The tie that the flag is about: the head's, else the first."""
+        head = self.declaration.head
+        return next((tie for tie in self.ties if tie.tie.target == head), next(iter(self.ties), None))
+
+    def tie(self, target: str) -> TieEvidence:
+        """The tie with this target."""
+        return next(tie for tie in self.ties if tie.tie.target == target)
+
+
+def compare_headers(
+    tensors: Mapping[str, StoredTensor], declared: DeclaredTie, *, complete: bool = True
+) -> TieEvidence:
+    """The state of a tie as far as headers tell: which ends are stored, and whether they could be one matrix.
+
+    An end that is stored quantised, or may be in a file that was not read, leaves the state open.
+    """
+    target, source = tensors.get(declared.tie.target), tensors.get(declared.tie.source)
+    missing = [name for name in (declared.tie.target, declared.tie.source) if name not in tensors]
+    ends = (declared.tie.target, declared.tie.source)
+    unseen = bool(missing and not complete) or any(in_other_form(name, tensors) for name in ends)
+    state: TieState | None
+    if unseen:
+        state = None
+    elif target is None and source is None:
+        state = TieState.BOTH_MISSING
+    elif source is None:
+        state = TieState.SOURCE_MISSING
+    elif target is None:
+        state = TieState.SHARED if declared.flag.value else TieState.TARGET_MISSING
+    elif target.same_storage(source):
+        state = TieState.ALIAS
+    elif target.shape != source.shape or target.dtype != source.dtype:
+        state = TieState.INCOMPATIBLE
+    else:
+        state = None
+    return TieEvidence(declared=declared, state=state, target=target, source=source, unseen=unseen)

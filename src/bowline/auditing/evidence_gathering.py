@@ -1,0 +1,109 @@
+"""One pass over a checkpoint that collects everything the rules look at: config, headers, values, tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bowline.auditing.evidence import Evidence, TieEvidence, compare_headers
+from bowline.auditing.loaders import Fate, Outcome, StoredFacts, predict
+from bowline.auditing.progress import Progress
+from bowline.auditing.shape_fit import misfits
+from bowline.auditing.tokenizer_files import read_tokenizer
+from bowline.checkpoint.checkpoint import Checkpoint
+from bowline.checkpoint.formats.stored_tensor import StoredTensor
+from bowline.checkpoint.lint import LintKind
+from bowline.families.declaration import Declaration, DeclaredTie
+from bowline.families.resolver import resolve
+from bowline.tie import Tie, TieState
+
+__all__ = ["gather"]
+
+
+def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | None = None) -> Evidence:
+    """Hear every witness. With `values=False` only headers, config and tokenizer are read."""
+    tensors = checkpoint.tensors
+    declaration = resolve(checkpoint.config, {name: tensor.shape for name, tensor in tensors.items()})
+    if values:
+        from bowline.auditing.vocabulary_tables import (
+            read_tables,  # imports numpy, which an audit of headers never needs
+        )
+
+        read = read_tables(checkpoint, declaration, progress or Progress())
+        beside = replace(declaration, ties=_beside(declaration, tensors), embedding=None, head=None)
+        further = read_tables(checkpoint, beside, Progress()).ties if beside.ties else ()
+        ties, tables, padding, geometry, odd_bools = (
+            read.ties,
+            read.tables,
+            read.padding,
+            read.geometry,
+            read.odd_bools,
+        )
+    else:
+        ties = tuple(compare_headers(tensors, declared, complete=checkpoint.complete) for declared in declaration.ties)
+        further, tables, padding, geometry, odd_bools = (), (), None, None, ()
+    seen = StoredFacts(
+        stored=frozenset(tensors),
+        equal={tie.tie: _equal(tie) for tie in (*ties, *further)},
+        equal_when_cast={tie.tie: tie.equal_when_cast for tie in ties},
+        misfits={loader: misfits(declaration, tensors, loader) for loader in declaration.made},
+        safetensors=any(file.endswith(".safetensors") for file in checkpoint.weight_files),
+        nested=any(lint.kind is LintKind.NESTED_TENSORS for lint in checkpoint.lints),
+        dtype_stated=any((checkpoint.config or {}).get(key) is not None for key in ("dtype", "torch_dtype")),
+    )
+    return Evidence(
+        location=checkpoint.location,
+        config=checkpoint.config,
+        declaration=declaration,
+        tensors=tensors,
+        metadata=checkpoint.metadata,
+        lints=checkpoint.lints,
+        ties=ties,
+        outcomes=_as_far_as_known(predict(declaration, seen), ties),
+        tokenizer=read_tokenizer(checkpoint),
+        tables=tables,
+        padding=padding,
+        geometry=geometry,
+        odd_bools=odd_bools,
+        seen=seen,
+        complete=checkpoint.complete,
+        values_read=values,
+    )
+
+
+def _beside(declaration: Declaration, tensors: Mapping[str, StoredTensor]) -> tuple[DeclaredTie, ...]:
+    """What a version compares besides the ties that are listed: a target with the owner that it has there, or where
+    that is not stored, with the first of its targets that is.
+    """
+    pairs: dict[frozenset[str], Tie] = {}
+    for made in declaration.made.values():
+        for tie in made:
+            heirs = (other.target for other in made if other.source == tie.source and other.target in tensors)
+            owner = tie.source if tie.source in tensors else next(heirs, tie.target)
+            if tie.target in tensors and tie.target != owner:
+                pairs.setdefault(frozenset((tie.target, owner)), Tie(tie.target, owner))
+    listed = {frozenset((one.tie.target, one.tie.source)) for one in declaration.ties}
+    return tuple(
+        DeclaredTie(tie=tie, flag=declaration.flag, asked={}) for ends, tie in pairs.items() if ends not in listed
+    )
+
+
+def _as_far_as_known(
+    outcomes: dict[str, dict[str, Outcome | None]], ties: tuple[TieEvidence, ...]
+) -> dict[str, dict[str, Outcome | None]]:
+    """Without the outcomes of ties whose ends were not seen as they are."""
+    unknown = {tie.tie.target for tie in ties if tie.unseen}
+    return {
+        loader: {
+            target: None if target in unknown and outcome and outcome.fate is not Fate.REFUSED else outcome
+            for target, outcome in targets.items()
+        }
+        for loader, targets in outcomes.items()
+    }
+
+
+def _equal(tie: TieEvidence) -> bool | None:
+    """Whether `torch.equal` would say so. NaN equals nothing, itself included."""
+    if tie.state in (TieState.EQUAL, TieState.ALIAS):
+        return not tie.has_nan
+    return None if tie.state is None else False

@@ -1,0 +1,25 @@
+"""What each loader does with each tie: one file a loader. Nothing is loaded; the loaders' own rules are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bowline.auditing.loaders.llama_cpp import llama_cpp
+from bowline.auditing.loaders.outcome import Fate, Outcome, Result, StoredFacts, odd_flag
+from bowline.auditing.loaders.transformers import transformers_4, transformers_5
+from bowline.auditing.loaders.vllm import vllm
+from bowline.families.declaration import Declaration
+
+__all__ = ["LOADERS", "Fate", "Outcome", "StoredFacts", "odd_flag", "predict"]
+
+LOADERS: Mapping[str, Callable[[Declaration, StoredFacts], Result]] = {
+    "transformers-4": transformers_4,
+    "transformers-5": transformers_5,
+    "vllm": vllm,
+    "llama.cpp": llama_cpp,
+}
+
+
+def predict(declaration: Declaration, seen: StoredFacts) -> dict[str, dict[str, Outcome | None]]:
+    """By loader, by target: the outcome, or `None` where it depends on values that were not read."""
+    return {loader: dict(rule(declaration, seen)) for loader, rule in LOADERS.items()}

@@ -1,0 +1,153 @@
+"""What a loader can make of a tie, and what it can see to decide by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bowline import families
+from bowline.checkpoint.formats.strict_json import shown
+from bowline.families.declaration import Declaration, DeclaredTie
+from bowline.families.resolver import FLAG
+from bowline.families.transformers_table import load_table
+from bowline.tie import Tie
+
+__all__ = [
+    "Fate",
+    "Outcome",
+    "Result",
+    "StoredFacts",
+    "always_tied",
+    "asked_of_newest",
+    "knowledge",
+    "misfit",
+    "neither",
+    "odd_flag",
+    "takes_no_dictionary",
+]
+
+
+SET_THE_FLAG = frozenset({"csm", "nomic_bert", "t5", "umt5", "vibevoice"})
+SET_NULL = frozenset({"gemma3", "gemma3n", "perception_lm"})
+"""Families of transformers 5.23 whose config does not look at the flag that it is given, or not at null."""
+
+
+class Fate(StrEnum):
+    """What becomes of a tie's target when a loader has read the checkpoint."""
+
+    TIED = "tied"
+    KEPT = "kept"
+    RANDOM = "random"
+    DROPPED = "dropped"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A fate and its reason, one phrase."""
+
+    fate: Fate
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFacts:
+    """What a loader can see of the checkpoint's tensors."""
+
+    stored: frozenset[str]
+    equal: Mapping[Tie, bool | None]
+    """Whether `torch.equal` would call both ends equal; `None` when the values were not read."""
+    equal_when_cast: Mapping[Tie, bool]
+    """Whether both ends agree once cast to the shorter of their dtypes."""
+    misfits: Mapping[str, frozenset[str]]
+    """By version of transformers: stored tensors whose shape is not the one that it builds from the config."""
+    safetensors: bool
+    nested: bool
+    """Whether the tensors lie in a dictionary of the pickle, where no loader looks."""
+    dtype_stated: bool
+    """Whether the config says which dtype to load."""
+
+    def are_equal(self, one: str, other: str) -> bool | None:
+        """Whether two stored tensors are equal, as far as the ties that were compared tell: equals of equals are, and
+        differ from what one of them differs from. `None` for two that nothing was compared with.
+        """
+        for tie in (Tie(one, other), Tie(other, one)):
+            if tie in self.equal:
+                return self.equal[tie]
+        alike, others = self._alike(one), self._alike(other)
+        if other in alike:
+            return True
+        pairs = (ends for tie, equal in self.equal.items() if equal is False and (ends := {tie.target, tie.source}))
+        return False if any(ends & alike and ends & others for ends in pairs) else None
+
+    def _alike(self, name: str) -> set[str]:
+        """The tensors that are known to equal this one."""
+        alike, found = {name}, True
+        while found:
+            found = False
+            for tie, equal in self.equal.items():
+                if equal and (tie.target in alike) != (tie.source in alike):
+                    alike |= {tie.target, tie.source}
+                    found = True
+        return alike
+
+
+Result = Iterable[tuple[str, Outcome | None]]
+"""By target: the outcome, or `None` where it hangs on values that were not read."""
+
+
+def always_tied(tie: Tie, seen: StoredFacts, why: str) -> Outcome | None:
+    """The fate under a loader that ties whatever is stored."""
+    if tie.source not in seen.stored:
+        return neither() if tie.target not in seen.stored else Outcome(Fate.REFUSED, f"{tie.source} is not stored")
+    if tie.target not in seen.stored or seen.equal.get(tie):
+        return Outcome(Fate.TIED, why)
+    return None if seen.equal.get(tie) is None else Outcome(Fate.DROPPED, why)
+
+
+def neither() -> Outcome:
+    """The fate of two ends that nobody stored."""
+    return Outcome(Fate.RANDOM, "neither end is stored")
+
+
+def asked_of_newest(declared: DeclaredTie) -> bool:
+    """The flag as today's transformers reads it, whose configs the other loaders use."""
+    return declared.asked[max(declared.asked)] if declared.asked else bool(declared.flag.value)
+
+
+def misfit(seen: StoredFacts, loader: str) -> Outcome | None:
+    """What a loader says of tensors that do not fit the model; `None` when all do."""
+    names = seen.misfits.get(loader, frozenset())
+    return Outcome(Fate.REFUSED, f"size mismatch: {', '.join(sorted(names))}") if names else None
+
+
+def odd_flag(declaration: Declaration) -> Outcome | None:
+    """What transformers 5 says of a flag that is neither true nor false; `None` where it takes it.
+
+    A config whose class has a default for the flag is held to it; another keeps whatever it is given.
+    """
+    name = declaration.family or ""
+    family = load_table().family(name) if "transformers-5" in declaration.loaders else None
+    defaults = family.flags["transformers-5"] if family else {}
+    for path, value in declaration.not_boolean.items():
+        replaced = path == FLAG and (name in SET_THE_FLAG or (value is None and name in SET_NULL))
+        if defaults.get(path) is not None and not replaced:
+            return Outcome(Fate.REFUSED, f"{path} is {shown(value)}, expected true or false")
+    return None
+
+
+def takes_no_dictionary() -> Outcome:
+    """What a loader says of a pickle whose tensors lie in a dictionary of it."""
+    return Outcome(Fate.REFUSED, "the pickle holds a dictionary where a tensor is expected")
+
+
+@cache
+def knowledge(name: str) -> Mapping[str, Any]:
+    """One of the families' data files."""
+    content: Mapping[str, Any] = json.loads((Path(families.__file__).parent / name).read_bytes())
+    return content

@@ -1,0 +1,116 @@
+"""transformers, 4 and 5: their own `tie_weights` step by step, on what was seen instead of on tensors.
+
+`make sweep` holds every prediction of this file against a real load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bowline.auditing.loaders.outcome import Fate, Outcome, Result, StoredFacts, misfit, odd_flag, takes_no_dictionary
+from bowline.families.declaration import Declaration, DeclaredTie
+from bowline.tie import Tie
+
+__all__ = ["transformers_4", "transformers_5"]
+
+Holders = dict[str, str]
+"""By name: the name whose parameter it holds after loading. A name that is not a key holds its own."""
+
+
+def transformers_4(declaration: Declaration, seen: StoredFacts) -> Result:
+    """Version 4: a tie that the config asks for is made, whatever the file holds."""
+    return _after_loading("transformers-4", declaration, seen, _tie_whatever_is_stored(_made(declaration, 4)))
+
+
+def transformers_5(declaration: Declaration, seen: StoredFacts) -> Result:
+    """Version 5: a tie is made where the file allows it."""
+    return _after_loading("transformers-5", declaration, seen, _tie_what_agrees(_made(declaration, 5), seen))
+
+
+def _made(declaration: Declaration, version: int) -> Sequence[Tie]:
+    return declaration.made.get(f"transformers-{version}", ())
+
+
+def _tie_whatever_is_stored(made: Sequence[Tie]) -> Holders:
+    return {tie.target: tie.source for tie in made}
+
+
+def _tie_what_agrees(made: Sequence[Tie], seen: StoredFacts) -> Holders | None:
+    """Both ends there: tied if equal, else left alone. One: tied to it, whichever it is, and then both are. Neither:
+    another target of the same source that is there takes the source's place. `None` when it hangs on values not read.
+    """
+    holders: Holders = {}
+    there = set(seen.stored)
+    for at, tie in enumerate(made):
+        target, source = tie.target, tie.source
+        if source in there and target in there:
+            equal = seen.are_equal(target, holders.get(source, source))
+            if equal is None:
+                return None
+            if not equal:
+                continue
+        elif target in there:
+            target, source = source, target
+        elif source not in there:
+            others = (other.target for other in made[at + 1 :] if other.source == source)
+            source = next((other for other in others if other in there), source)
+        holders[target] = holders.get(source, source)
+        if source in there:
+            there.add(target)
+    return holders
+
+
+def _after_loading(loader: str, declaration: Declaration, seen: StoredFacts, holders: Holders | None) -> Result:
+    unknown = not declaration.inferred and loader not in declaration.loaders
+    for declared in declaration.ties:
+        if unknown:
+            yield declared.tie.target, Outcome(Fate.REFUSED, f"{declaration.architecture} is not in this version")
+        elif loader == "transformers-5" and (refusal := odd_flag(declaration)):
+            yield declared.tie.target, refusal
+        elif seen.nested:
+            yield declared.tie.target, _nested(loader, seen)
+        elif refusal := misfit(seen, loader):
+            yield declared.tie.target, refusal
+        elif holders is None:
+            yield declared.tie.target, None
+        else:
+            yield declared.tie.target, _fate(declared, loader, holders, seen)
+
+
+def _nested(loader: str, seen: StoredFacts) -> Outcome:
+    """Without a dtype in the config, version 5 asks the first entry for its own."""
+    if loader == "transformers-5" and not seen.dtype_stated:
+        return takes_no_dictionary()
+    return Outcome(Fate.RANDOM, "the tensors lie in a dictionary of the pickle, and none is found")
+
+
+def _fate(declared: DeclaredTie, loader: str, holders: Holders, seen: StoredFacts) -> Outcome | None:
+    tie = declared.tie
+    flag = "always tied" if loader in declared.unconditional else str(declared.flag)
+    holder = holders.get(tie.target, tie.target)
+    if holder == holders.get(tie.source, tie.source):
+        if holder not in seen.stored and tie.target in seen.stored:
+            return Outcome(Fate.RANDOM, f"{flag}: overwritten by {holder}, which is not stored")
+        if holder not in seen.stored:
+            return Outcome(Fate.RANDOM, "neither end is stored")
+        equal = tie.target not in seen.stored or holder == tie.target or seen.are_equal(tie.target, holder)
+        if equal is None:
+            return None
+        if equal:
+            return Outcome(Fate.TIED, _why_tied(tie, seen, flag, holder))
+        return Outcome(Fate.DROPPED, f"{flag}: overwritten by {holder}")
+    if tie.target not in seen.stored:
+        return Outcome(Fate.RANDOM, f"{flag}, and nothing stored: drawn afresh")
+    if declared.asked.get(loader):
+        return Outcome(Fate.KEPT, f"{flag}, but stored and different: a warning, and no tie")
+    return Outcome(Fate.KEPT, f"{flag}: loaded as stored")
+
+
+def _why_tied(tie: Tie, seen: StoredFacts, flag: str, holder: str) -> str:
+    if tie.source in seen.stored and holder == tie.target and not seen.equal.get(tie):
+        return f"{flag}: {tie.target} serves both"
+    if tie.target in seen.stored and tie.source in seen.stored:
+        return f"{flag}: the stored copy is equal"
+    if tie.target in seen.stored:
+        return f"{flag}: {tie.source} is not stored and takes the target"
+    return f"{flag}: shares {tie.source}"

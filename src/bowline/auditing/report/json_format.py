@@ -1,0 +1,34 @@
+"""The versioned record; its schema is `docs/audit.schema.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from bowline.auditing.audit_report import REPORT_VERSION
+from bowline.auditing.report.audit_run import Run
+
+__all__ = ["render_json"]
+
+
+def render_json(run: Run) -> str:
+    """One object, with `version`; numbers that are not finite become null, since JSON has none."""
+    record = {
+        "version": REPORT_VERSION,
+        "checkpoints": [report.as_dict() for report in run.reports],
+        "failures": [
+            {"path": failure.path, "message": failure.message, "help": failure.help} for failure in run.failures
+        ],
+    }
+    return json.dumps(_finite(record), indent=2, ensure_ascii=True, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return value

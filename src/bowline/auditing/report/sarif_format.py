@@ -1,0 +1,84 @@
+"""SARIF 2.1.0 (OASIS, 2020), which code hosts show beside the file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from bowline import __version__
+from bowline.auditing.audit_report import AuditReport
+from bowline.auditing.report.audit_run import Run
+from bowline.auditing.rules import Finding, Severity, all_rules
+
+__all__ = ["render_sarif"]
+
+LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+
+
+def render_sarif(run: Run) -> str:
+    """One run with every rule, every finding as a result, and every failure as a notification."""
+    rules = all_rules()
+    positions = {rule.code: at for at, rule in enumerate(rules)}
+    record = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "bowline",
+                        "version": __version__,
+                        "rules": [
+                            {
+                                "id": rule.code,
+                                "name": rule.name,
+                                "shortDescription": {"text": rule.summary},
+                                "help": {"text": rule.page},
+                                "defaultConfiguration": {"level": LEVELS[rule.severity]},
+                            }
+                            for rule in rules
+                        ],
+                    }
+                },
+                "invocations": [
+                    {
+                        "executionSuccessful": not run.failures,
+                        "toolExecutionNotifications": [
+                            {"level": "error", "message": {"text": failure.told}} for failure in run.failures
+                        ],
+                    }
+                ],
+                "results": [
+                    _result(report, finding, positions[finding.code])
+                    for report in run.reports
+                    for finding in report.findings
+                ],
+            }
+        ],
+    }
+    return json.dumps(record, indent=2, ensure_ascii=True)
+
+
+def _result(report: AuditReport, finding: Finding, position: int) -> dict[str, Any]:
+    return {
+        "ruleId": finding.code,
+        "ruleIndex": position,
+        "level": LEVELS[finding.severity],
+        "message": {"text": f"{finding.message} (help: {finding.help})"},
+        "locations": [
+            {
+                "physicalLocation": {"artifactLocation": {"uri": _uri(report.evidence.location, finding.file)}},
+                "logicalLocations": [{"name": name, "kind": "member"} for name in finding.tensors],
+            }
+        ],
+    }
+
+
+def _uri(location: str, file: str | None) -> str:
+    path = Path(location)
+    if file is not None and path.name != file:
+        path = (path.parent if path.is_file() else path) / file
+    return quote(os.fsencode(path.as_posix()))

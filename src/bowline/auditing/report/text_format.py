@@ -1,0 +1,138 @@
+"""Reports for people: what was seen, what each loader makes of it, and what is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import astuple
+from pathlib import Path, PurePath
+
+from bowline.auditing.audit_report import AuditReport
+from bowline.auditing.evidence import Evidence, TieEvidence
+from bowline.auditing.report.audit_run import Run
+from bowline.auditing.report.terminal_text import printable
+from bowline.auditing.rules import Finding, Severity
+
+__all__ = ["render_concise", "render_full"]
+
+
+def render_full(run: Run) -> str:
+    """Everything, one checkpoint after another, and a count at the end."""
+    lines: list[str] = []
+    for report in run.reports:
+        lines += [*_checkpoint(report), ""]
+    return "\n".join(map(printable, [*lines, *_failures(run), _footer(run)]))
+
+
+def render_concise(run: Run) -> str:
+    """One line a finding: place, code, message."""
+    lines = [
+        f"{_place(report.evidence, finding)}: {finding.code} {finding.severity.word}: {finding.message}"
+        for report in run.reports
+        for finding in report.findings
+    ]
+    return "\n".join(map(printable, [*lines, *_failures(run), _footer(run)]))
+
+
+def _checkpoint(report: AuditReport) -> Iterator[str]:
+    evidence = report.evidence
+    declaration = evidence.declaration
+    what = declaration.architecture or "unknown class"
+    inferred = ", inferred from names and shapes" if declaration.inferred else ""
+    yield f"{evidence.location}: {what} ({declaration.family or 'unknown family'}{inferred})"
+    for label, name in (("embedding", declaration.embedding), ("head", declaration.head)):
+        tensor = evidence.tensors.get(name or "")
+        if tensor is not None:
+            yield f"  {label:<10} {tensor.name} {tensor.dtype} {list(tensor.shape)}"
+    yield f"  {'flag':<10} {declaration.flag}"
+    if not evidence.ties:
+        yield f"  {'ties':<10} none: {_why_none(evidence)}"
+    for tie in evidence.ties:
+        yield f"  {'tie':<10} {tie.tie}  {_state(tie)}"
+        for loader, targets in evidence.outcomes.items():
+            outcome = targets.get(tie.tie.target)
+            fate, reason = (
+                (outcome.fate.value, outcome.reason) if outcome else ("unknown", "hangs on what was not read")
+            )
+            yield f"    {loader:<15} {fate:<8} {reason}"
+    if evidence.padding:
+        yield f"  {'padding':<10} row {evidence.padding.id} is {evidence.padding.row_class.value}"
+    if evidence.geometry:
+        yield from _geometry(evidence)
+    for finding in report.findings:
+        yield ""
+        yield f"{finding.code} {finding.severity.word}: {finding.message}"
+        yield f"  --> {_place(evidence, finding)}"
+        yield f"  help: {finding.help}"
+
+
+def _why_none(evidence: Evidence) -> str:
+    declaration = evidence.declaration
+    if declaration.loaders:
+        return "the class has no head to tie"
+    if declaration.architecture is None:
+        return "the class is not known, and names and shapes show none"
+    return "the class is not in the table, and names and shapes show none"
+
+
+def _state(tie: TieEvidence) -> str:
+    state = tie.state.value if tie.state else "not compared"
+    if tie.difference is None or tie.target is None:
+        return state
+    rows, difference = tie.target.shape[0] if tie.target.shape else 1, tie.difference
+    pattern = f"; looks like {difference}" if difference.has_pattern else ""
+    return (
+        f"{state}: {difference.rows_differing} of {rows} rows differ, "
+        f"by at most {difference.max_abs_difference:.3g}{pattern}"
+    )
+
+
+def _geometry(evidence: Evidence) -> Iterator[str]:
+    geometry = evidence.geometry
+    assert geometry is not None
+    sampled = f", from a sample of {geometry.sampled_rows}" if geometry.sampled_rows else ""
+    yield f"  {'geometry':<10} {geometry.rows} rows of {geometry.hidden_size}{sampled}"
+    norms = geometry.row_norms
+    if norms is not None:
+        shown = "/".join(f"{value:.3g}" for value in astuple(norms))
+        yield f"    {'row norms':<15} {shown} (min/5%/median/95%/max)"
+    figures = [
+        ("mean cosine", geometry.mean_cosine, ".3f"),
+        ("isotropy", geometry.isotropy, ".3f"),
+        ("effective rank", geometry.effective_rank, ".0f"),
+        ("self-decoding", geometry.self_decoding_rate, ".2%"),
+        ("nearest cosine", geometry.median_nearest_cosine, ".3f"),
+    ]
+    for label, value, form in figures:
+        if value is not None:
+            yield f"    {label:<15} {value:{form}}"
+
+
+def _place(evidence: Evidence, finding: Finding) -> str:
+    where = evidence.location
+    if finding.file is None or PurePath(where).name == finding.file:
+        return where
+    return str((Path(where).parent if Path(where).is_file() else PurePath(where)) / finding.file)
+
+
+def _failures(run: Run) -> Iterator[str]:
+    for failure in run.failures:
+        yield f"error: {failure.told}" + (f" (help: {failure.help})" if failure.help else "")
+
+
+def _footer(run: Run) -> str:
+    checkpoints = f"{len(run.reports)} checkpoint{'s' if len(run.reports) != 1 else ''}"
+    unread = f" {len(run.failures)} could not be audited." if run.failures else ""
+    counts = Counter(finding.severity for finding in run.findings)
+    if not run.reports:
+        return unread.strip() or "Nothing was audited."
+    if not counts:
+        return f"Nothing found in {checkpoints}.{unread}"
+    kinds = ", ".join(
+        f"{counts[severity]} {severity.word}{'s' if counts[severity] > 1 and severity is not Severity.INFO else ''}"
+        for severity in Severity
+        if counts[severity]
+    )
+    fixable = sum(finding.fixable for finding in run.findings)
+    mend = f"; {fixable} fixable with --fix" if fixable else ""
+    return f"Found {kinds} in {checkpoints}{mend}.{unread}"

@@ -1,0 +1,350 @@
+"""One pass over the rows of a vocabulary table, and over the tables tied to it in step with it.
+
+The pass runs on the stored bit patterns: the largest magnitude of a row, as bits, tells zero, infinite and NaN rows
+apart without decoding a single value, and equal bytes need no second look. Values are decoded for norms and where
+two tables differ. Blocks are small enough for the processor's cache, and each thread keeps its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import prod
+from threading import Event, Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bowline.auditing.progress import Progress
+from bowline.checkpoint.checkpoint import Checkpoint
+from bowline.checkpoint.formats.dtypes import BITS, decode
+from bowline.checkpoint.formats.stored_tensor import StoredTensor
+from bowline.checkpoint.formats.strict_json import shown
+from bowline.errors import FormatError
+
+__all__ = ["PairScan", "RowScan", "Scan", "can_scan", "check_extent", "scan_tables"]
+
+BLOCK_BYTES = 512 << 10
+NORM_ELEMENTS = 96 << 20
+"""A table of more elements than this has its row norms estimated from `NORM_COLUMNS` columns."""
+NORM_COLUMNS = 256
+MOST_THREADS = 8
+MOST_ROWS = 1 << 24
+MOST_COLUMNS = 1 << 22
+"""No vocabulary's table comes near: a file of zeros that takes no room on disk can claim anything."""
+
+INFINITY_BITS = {
+    "F64": 0x7FF0000000000000,
+    "F32": 0x7F800000,
+    "F16": 0x7C00,
+    "BF16": 0x7F80,
+    "F8_E5M2": 0x7C,
+    "F8_E4M3": 0x7F,  # no infinity: the one pattern that is no number
+}
+"""A magnitude of at least this is not finite. These dtypes are scanned; others hold codes, not values."""
+NAN_BITS = {dtype: bits + (dtype != "F8_E4M3") for dtype, bits in INFINITY_BITS.items()}
+"""A magnitude of at least this is NaN."""
+
+Words = npt.NDArray[np.unsignedinteger[Any]]
+Values = npt.NDArray[Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class RowScan:
+    """What a table's rows are, one entry a row: magnitude bits, a fingerprint of the bytes, the norm."""
+
+    tensor: StoredTensor
+    largest_bits: Words
+    fingerprint: npt.NDArray[np.uint64]
+    square_norm: npt.NDArray[np.float32]
+    norm_columns: int | None
+    """From how many columns the norms were estimated; `None` when all were read."""
+
+    @property
+    def zero(self) -> npt.NDArray[np.bool_]:
+        """Rows of zeros, of either sign."""
+        found: npt.NDArray[np.bool_] = self.largest_bits == 0
+        return found
+
+    @property
+    def not_finite(self) -> npt.NDArray[np.bool_]:
+        """Rows with an infinite value or a NaN."""
+        found: npt.NDArray[np.bool_] = self.largest_bits >= INFINITY_BITS[_scanned_dtype(self.tensor)]
+        return found
+
+    @property
+    def has_nan(self) -> npt.NDArray[np.bool_]:
+        """Rows with a NaN."""
+        found: npt.NDArray[np.bool_] = self.largest_bits >= NAN_BITS[_scanned_dtype(self.tensor)]
+        return found
+
+    @property
+    def largest(self) -> npt.NDArray[np.float64]:
+        """The largest magnitude of each row."""
+        with np.errstate(invalid="ignore"):
+            values = decoded(self.largest_bits.reshape(-1, 1), _scanned_dtype(self.tensor))
+        return values.reshape(-1).astype(np.float64)
+
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """What is kept of each row."""
+        return self.largest_bits, self.fingerprint, self.square_norm
+
+    @property
+    def norm(self) -> npt.NDArray[np.float32]:
+        """Euclidean norms, estimated for a large table."""
+        columns = prod(self.tensor.shape[1:])
+        scale = 1.0 if self.norm_columns is None else columns / self.norm_columns
+        with np.errstate(invalid="ignore"):
+            norm: npt.NDArray[np.float32] = np.sqrt(self.square_norm * np.float32(scale))
+        return norm
+
+
+@dataclass(slots=True, kw_only=True)
+class PairScan:
+    """Where a table differs from the one that it is tied to."""
+
+    tensor: StoredTensor
+    rows: RowScan
+    differs: npt.NDArray[np.bool_]
+    max_abs_difference: float = 0.0
+    has_nan: bool = False
+    equal_in_shorter: bool = True
+    """Whether the values agree once both are rounded to the shorter of two dtypes."""
+    lock: Lock = field(default_factory=Lock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """A table, and its comparison with each other table of the same shape."""
+
+    rows: RowScan
+    pairs: tuple[PairScan, ...]
+
+
+def can_scan(tensor: StoredTensor) -> bool:
+    """Whether the tensor is a table (or vector) of floating-point values, and has any."""
+    return _scanned_dtype(tensor) in INFINITY_BITS and bool(tensor.shape) and tensor.nbytes > 0
+
+
+def check_extent(tensor: StoredTensor) -> None:
+    """Raise `FormatError` for a table whose rows, or one row of which, memory must not be taken for."""
+    if tensor.shape and (tensor.shape[0] > MOST_ROWS or prod(tensor.shape[1:]) > MOST_COLUMNS):
+        raise FormatError(
+            f"{tensor.file}: {shown(tensor.name)} has the shape {list(tensor.shape)}, expected a vocabulary's table "
+            f"of at most {MOST_ROWS} rows of {MOST_COLUMNS}",
+            help="audit it with --headers-only, or name the file that holds the model",
+        )
+
+
+def scan_tables(
+    checkpoint: Checkpoint,
+    first: StoredTensor,
+    others: Sequence[StoredTensor] = (),
+    progress: Progress | None = None,
+) -> Scan:
+    """Read `first` once, and each of `others` (of the same shape) once beside it.
+
+    Raises `FormatError` for a table larger than any vocabulary's.
+    """
+    check_extent(first)
+    per_row = sum(tensor.nbytes for tensor in (first, *others)) // max(1, first.shape[0])
+    rows, columns = first.shape[0], prod(first.shape[1:])
+    scan = Scan(
+        rows=_empty_scan(first),
+        pairs=tuple(
+            PairScan(tensor=other, rows=_empty_scan(other), differs=np.zeros(rows, np.bool_)) for other in others
+        ),
+    )
+    step = max(1, BLOCK_BYTES * 8 // max(1, columns * BITS[first.dtype]))
+
+    stopping = Event()
+
+    def scan_range(start: int, stop: int) -> None:
+        table = _Reader(checkpoint, first, step)
+        beside = [_Reader(checkpoint, other, step) for other in others]
+        for at in range(start, stop, step):
+            if stopping.is_set():
+                return
+            end = min(at + step, stop)
+            words = table.words(at, end)
+            _describe_rows(scan.rows, table, words, at, end)
+            for pair, reader in zip(scan.pairs, beside, strict=True):
+                _compare_rows(pair, scan.rows, table, words, reader, at, end)
+            if progress is not None:
+                progress.advance((end - at) * per_row)
+
+    _in_ranges(rows, step, scan_range, stopping)
+    return scan
+
+
+def _empty_scan(tensor: StoredTensor) -> RowScan:
+    rows, columns = tensor.shape[0], prod(tensor.shape[1:])
+    return RowScan(
+        tensor=tensor,
+        largest_bits=np.zeros(rows, _word_type(tensor)),
+        fingerprint=np.zeros(rows, np.uint64),
+        square_norm=np.zeros(rows, np.float32),
+        norm_columns=None if rows * columns <= NORM_ELEMENTS or columns <= NORM_COLUMNS else NORM_COLUMNS,
+    )
+
+
+class _Reader:
+    """Blocks of one tensor as bit patterns, `(n, columns)`, in a buffer that is used again for each block."""
+
+    def __init__(self, checkpoint: Checkpoint, tensor: StoredTensor, step: int) -> None:
+        self.checkpoint = checkpoint
+        self.tensor = tensor
+        self.columns = prod(tensor.shape[1:])
+        self._type = _word_type(tensor)
+        self._buffer = np.empty(step * self.columns, self._type) if tensor.strides is None else None
+
+    def words(self, start: int, stop: int) -> Words:
+        if self._buffer is None:
+            rows = np.ascontiguousarray(self.checkpoint.rows(self.tensor.name, start, stop))
+            return rows.reshape(stop - start, self.columns).view(self._type)
+        block = self._buffer[: (stop - start) * self.columns]
+        if block.size:
+            self.checkpoint.read_rows_into(self.tensor.name, start, block.view(np.uint8).data)
+        return block.reshape(stop - start, self.columns)
+
+    def values(self, words: Words) -> Values:
+        """The numbers that the patterns stand for."""
+        return decoded(words, _scanned_dtype(self.tensor))
+
+
+def decoded(words: Words, dtype: str) -> Values:
+    """The numbers that bit patterns stand for, exact, in float32 or wider."""
+    if dtype == "F32":
+        return words.view(np.float32)
+    if dtype == "F64":
+        return words.view(np.float64)
+    if dtype == "BF16":
+        return np.left_shift(words, 16, dtype=np.uint32).view(np.float32)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return decode(np.ascontiguousarray(words).view(np.uint8), dtype, words.shape).astype(np.float32, copy=False)
+
+
+def _describe_rows(scan: RowScan, reader: _Reader, words: Words, start: int, stop: int) -> None:
+    scan.largest_bits[start:stop] = np.bitwise_and(words, _magnitude(words)).max(axis=1, initial=0)
+    scan.fingerprint[start:stop] = _wide_words(words).sum(axis=1, dtype=np.uint64)
+    values = reader.values(words if scan.norm_columns is None else words[:, : scan.norm_columns])
+    with np.errstate(invalid="ignore", over="ignore"):
+        scan.square_norm[start:stop] = np.vecdot(values, values)
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def _compare_rows(
+    pair: PairScan, first: RowScan, reader: _Reader, words: Words, other: _Reader, start: int, stop: int
+) -> None:
+    """Hold a block against its partner: on the bits as far as they tell, on the values where they do not."""
+    beside = other.words(start, stop)
+    block = slice(start, stop)
+    same_bits = _scanned_dtype(reader.tensor) == _scanned_dtype(other.tensor)
+    if same_bits and np.array_equal(_wide_words(words), _wide_words(beside)):
+        for mine, theirs in zip(pair.rows.columns(), first.columns(), strict=True):
+            mine[block] = theirs[block]
+        if first.has_nan[block].any():
+            pair.has_nan = True
+        return
+    _describe_rows(pair.rows, other, beside, start, stop)
+    not_finite = first.not_finite[block] | pair.rows.not_finite[block]
+    if same_bits:
+        apart = np.bitwise_and(np.bitwise_xor(words, beside), _magnitude(words)).max(axis=1, initial=0) > 0
+        by_value = not_finite | ~apart  # signs of zeros, and numbers that are none
+    else:
+        apart, by_value = np.zeros(stop - start, np.bool_), np.ones(stop - start, np.bool_)
+    if by_value.any():
+        apart[by_value] = _differing(reader.values(words[by_value]), other.values(beside[by_value]))
+    pair.differs[block] = apart
+    nan = bool(first.has_nan[block].any() or pair.rows.has_nan[block].any())
+    one_dtype = reader.tensor.dtype == other.tensor.dtype
+    shorter = None if one_dtype else min(reader.tensor.dtype, other.tensor.dtype, key=lambda dtype: BITS[dtype])
+    alike = shorter is None or np.array_equal(
+        rounded(reader.values(words), shorter), rounded(other.values(beside), shorter)
+    )
+    # Two rows differ by no more than their largest magnitudes together: most need no second look.
+    bound = first.largest[block] + pair.rows.largest[block]
+    open_rows = apart & (not_finite | (bound > pair.max_abs_difference))
+    largest = _largest_distance(reader.values(words[open_rows]), other.values(beside[open_rows]))
+    with pair.lock:
+        pair.has_nan = pair.has_nan or nan
+        pair.max_abs_difference = max(pair.max_abs_difference, largest)
+        pair.equal_in_shorter = pair.equal_in_shorter and alike
+
+
+def _differing(left: Values, right: Values) -> npt.NDArray[np.bool_]:
+    """Rows that differ in a value; two that are both no number do not."""
+    differing: npt.NDArray[np.bool_] = ((left != right) & ~(np.isnan(left) & np.isnan(right))).any(axis=1)
+    return differing
+
+
+def _largest_distance(left: Values, right: Values) -> float:
+    """The largest finite |left - right|, exact: float32 finds the candidates, float64 decides."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        near = np.abs(np.subtract(left, right))
+        largest = near.max(initial=0.0)
+        if not np.isfinite(largest):
+            distance = np.abs(np.subtract(left, right, dtype=np.float64))
+            return float(distance.max(initial=0.0, where=np.isfinite(distance)))
+        if near.dtype == np.float64 or not largest:
+            return float(largest)
+        candidates = near >= largest * np.float32(1 - 2.0**-20)
+        return float(np.abs(np.subtract(left[candidates], right[candidates], dtype=np.float64)).max())
+
+
+def _magnitude(words: Words) -> Any:
+    """The mask of everything but the sign."""
+    return words.dtype.type(np.iinfo(words.dtype).max >> 1)
+
+
+def rounded(values: Values, dtype: str) -> Values:
+    """Values as a shorter floating-point dtype would hold them: to nearest, ties to even."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype == "F16":
+            return values.astype(np.float16).astype(np.float32)
+        single = values.astype(np.float32)
+    if dtype != "BF16":
+        return single
+    bits = single.view(np.uint32)
+    up = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    short: Values = ((bits + up) & np.uint32(0xFFFF0000)).view(np.float32)
+    return np.where(np.isnan(single), single, short)  # a NaN of all ones would wrap around to zero
+
+
+def _wide_words(words: Words) -> Words:
+    """The same bytes as words of 64 bits where a row's length allows: the fewer, the faster."""
+    row_bytes = words.shape[1] * words.dtype.itemsize
+    return words.view(np.uint64) if row_bytes and row_bytes % 8 == 0 and words.flags.c_contiguous else words
+
+
+def _scanned_dtype(tensor: StoredTensor) -> str:
+    """Strided tensors come decoded: as float32 where numpy lacks their dtype."""
+    if tensor.strides is not None and tensor.dtype not in ("F64", "F32", "F16"):
+        return "F32" if tensor.dtype in INFINITY_BITS else tensor.dtype
+    return tensor.dtype
+
+
+def _word_type(tensor: StoredTensor) -> np.dtype[Any]:
+    return np.dtype(f"<u{BITS[_scanned_dtype(tensor)] // 8}")
+
+
+def _in_ranges(rows: int, step: int, work: Callable[[int, int], None], stopping: Event) -> None:
+    """Split `rows` among threads in whole blocks; numpy and the disk let go of the interpreter.
+
+    On an error or an interrupt `stopping` is set, which `work` heeds: the others do not read to their end for nothing.
+    """
+    threads = max(1, min(MOST_THREADS, os.cpu_count() or 1, rows // (4 * step)))
+    if threads == 1:
+        work(0, rows)
+        return
+    share = -(-rows // threads // step) * step
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for done in [pool.submit(work, at, min(at + share, rows)) for at in range(0, rows, share)]:
+                done.result()
+        except BaseException:
+            stopping.set()
+            raise

@@ -1,0 +1,212 @@
+"""The rows of a vocabulary table: zero, not finite, duplicate, never trained; and what the padding row is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bowline.auditing.row_scan import RowScan
+from bowline.checkpoint.checkpoint import Checkpoint
+from bowline.checkpoint.formats.stored_tensor import StoredTensor
+
+__all__ = ["PaddingClass", "PaddingRow", "TableRows", "classify_padding", "describe_table"]
+
+SEED_SHARE = 0.004
+FEWEST_SEEDS, MOST_SEEDS = 16, 256
+COHERENT = 0.4
+"""Rows that gradients never reached keep a common direction: the mean cosine of the shortest rows that tells so."""
+MOST_CANDIDATES = 16384
+MOST_DUPLICATES = 65536
+STANDARD_ERRORS = 4.0
+MOST_SAMPLED = 1 << 22
+"""Elements of a table that are held at once: 2048 rows of 2048, fewer where rows are longer."""
+
+Ids = npt.NDArray[np.int64]
+
+
+class PaddingClass(StrEnum):
+    """What the padding row looks like, each with its consequence under a tied head."""
+
+    ZERO = "zero"
+    MEAN = "mean"
+    COPY = "copy"
+    INIT_LIKE = "init-like"
+    TRAINED = "trained"
+    NOT_FINITE = "not-finite"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddingRow:
+    """`pad_token_id` and the class of its row; `copy_of` is the row that it repeats."""
+
+    id: int
+    row_class: PaddingClass
+    copy_of: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRows:
+    """Row ids of one table, by what is wrong with them. Duplicates come as groups of two or more."""
+
+    name: str
+    rows: int
+    zero: Ids
+    not_finite: Ids
+    duplicates: tuple[tuple[int, ...], ...]
+    never_trained: Ids
+    drawn_std: float | None
+    """The standard deviation of a fresh draw, when all rows have the length that one gives: a table never trained."""
+    norms_estimated_from: int | None
+
+
+def describe_table(checkpoint: Checkpoint, scan: RowScan) -> TableRows:
+    """Sort the rows of a scanned table by what they are."""
+    zero, not_finite = scan.zero, scan.not_finite
+    sound = ~(zero | not_finite)
+    norm = scan.norm
+    return TableRows(
+        name=scan.tensor.name,
+        rows=len(zero),
+        zero=np.flatnonzero(zero),
+        not_finite=np.flatnonzero(not_finite),
+        duplicates=_duplicates(checkpoint, scan.tensor, scan.fingerprint, np.flatnonzero(sound)),
+        never_trained=_never_trained(checkpoint, scan.tensor, norm, np.flatnonzero(sound)),
+        drawn_std=_drawn_std(norm[sound], scan),
+        norms_estimated_from=scan.norm_columns,
+    )
+
+
+def _duplicates(
+    checkpoint: Checkpoint, tensor: StoredTensor, fingerprint: npt.NDArray[np.uint64], sound: Ids
+) -> tuple[tuple[int, ...], ...]:
+    """Rows of equal fingerprint, told apart by a digest of their bytes."""
+    values, counts = np.unique(fingerprint[sound], return_counts=True)
+    suspects = sound[np.isin(fingerprint[sound], values[counts > 1])][:MOST_DUPLICATES]
+    groups: dict[bytes, list[int]] = {}
+    for row in map(int, suspects):
+        digest = hashlib.blake2b(np.ascontiguousarray(checkpoint.rows(tensor.name, row, row + 1)).tobytes()).digest()
+        groups.setdefault(digest, []).append(row)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+def _never_trained(checkpoint: Checkpoint, tensor: StoredTensor, norm: npt.NDArray[np.float32], sound: Ids) -> Ids:
+    """Rows that gradients only ever pushed one common way (Land and Bartolo 2024, after Gao et al. 2019).
+
+    The shortest rows are the seeds. Where their mean pairwise cosine is high and that of rows at large is not, rows
+    that are short and point the seeds' way look never trained. A freshly drawn table has no such rows.
+    """
+    nothing = np.empty(0, np.int64)
+    seeds_wanted = _held(tensor, min(MOST_SEEDS, max(FEWEST_SEEDS, int(SEED_SHARE * len(sound)))))
+    if len(tensor.shape) != 2 or len(sound) < 8 * seeds_wanted:
+        return nothing
+    order = sound[np.argsort(norm[sound], kind="stable")]
+    seeds = _unit(_take(checkpoint, tensor, order[:seeds_wanted]))
+    at_large = _unit(_take(checkpoint, tensor, order[np.linspace(0, len(order) - 1, seeds_wanted).astype(np.int64)]))
+    coherence, background = _mean_cosine(seeds), _mean_cosine(at_large)
+    if coherence < COHERENT or coherence < 2 * background:
+        return nothing
+    direction = seeds.mean(axis=0)
+    direction /= np.linalg.norm(direction)
+    towards = seeds @ direction
+    longest = 1.5 * float(norm[order[seeds_wanted - 1]])
+    candidates = order[: int(np.searchsorted(norm[order], longest, side="right"))][:MOST_CANDIDATES]
+    threshold = 0.9 * float(np.median(towards))
+    step = _held(tensor, 1024)
+    cosine = np.concatenate(
+        [
+            _unit(_take(checkpoint, tensor, candidates[at : at + step])) @ direction
+            for at in range(0, len(candidates), step)
+        ]
+    )
+    return np.sort(candidates[cosine >= threshold])
+
+
+def classify_padding(
+    checkpoint: Checkpoint, scan: RowScan, table: TableRows, pad: int, config_std: float | None
+) -> PaddingRow:
+    """What the padding row is: zero, the table's mean, a copy, drawn and never trained, or trained."""
+    if scan.not_finite[pad]:
+        return PaddingRow(id=pad, row_class=PaddingClass.NOT_FINITE)
+    if scan.zero[pad]:
+        return PaddingRow(id=pad, row_class=PaddingClass.ZERO)
+    for group in table.duplicates:
+        if pad in group:
+            other = next(row for row in group if row != pad)
+            return PaddingRow(id=pad, row_class=PaddingClass.COPY, copy_of=other)
+    row = checkpoint.rows(scan.tensor.name, pad, pad + 1)[0].astype(np.float64)
+    if _is_mean(checkpoint, scan, pad, row):
+        return PaddingRow(id=pad, row_class=PaddingClass.MEAN)
+    if any(std and _looks_drawn(row, std) for std in (table.drawn_std, config_std)):
+        return PaddingRow(id=pad, row_class=PaddingClass.INIT_LIKE)
+    return PaddingRow(id=pad, row_class=PaddingClass.TRAINED)
+
+
+def _is_mean(checkpoint: Checkpoint, scan: RowScan, pad: int, row: npt.NDArray[np.float64]) -> bool:
+    """Within what sampling and rounding leave: a resized row is the mean of the rows before it was added."""
+    sound = np.flatnonzero(~(scan.zero | scan.not_finite))
+    sound = sound[sound != pad]
+    if len(sound) < 2:
+        return False
+    chosen = sound[np.linspace(0, len(sound) - 1, min(_held(scan.tensor, 2048), len(sound))).astype(np.int64)]
+    sample = _take(checkpoint, scan.tensor, chosen).astype(np.float64)
+    mean, spread = sample.mean(axis=0), sample.std(axis=0)
+    error = STANDARD_ERRORS * spread / np.sqrt(len(chosen)) + 2.0**-8 * np.abs(mean)
+    short = float(np.linalg.norm(row)) < 0.5 * float(np.median(np.linalg.norm(sample, axis=1)))
+    return short and bool((np.abs(row - mean) <= error + 1e-12).mean() > 0.99)
+
+
+def _drawn_std(norm: npt.NDArray[np.float32], scan: RowScan) -> float | None:
+    """Row norms of N(0, r^2) have mean r sqrt(D) and spread r / sqrt(2), whatever D: nearly none lies far off."""
+    if len(scan.tensor.shape) != 2 or len(norm) < FEWEST_SEEDS:
+        return None
+    columns = scan.tensor.shape[1]
+    seen = columns if scan.norm_columns is None else scan.norm_columns
+    middle = float(np.median(norm))
+    spread = middle / np.sqrt(2.0 * seen)
+    near = np.abs(norm - middle) <= STANDARD_ERRORS * spread
+    return middle / float(np.sqrt(columns)) if near.mean() > 0.99 else None
+
+
+def _looks_drawn(row: npt.NDArray[np.float64], std: float) -> bool:
+    """Mean 0 and standard deviation `std`, as near as a sample of this length comes."""
+    count = len(row)
+    near_scale = abs(row.std() / std - 1.0) <= STANDARD_ERRORS / np.sqrt(2.0 * count)
+    near_zero = abs(row.mean()) <= STANDARD_ERRORS * std / np.sqrt(count)
+    return count >= 16 and bool(near_scale and near_zero)
+
+
+def _held(tensor: StoredTensor, rows: int) -> int:
+    """So many rows, or as many as may be held at once."""
+    return max(2, min(rows, MOST_SAMPLED // max(1, prod(tensor.shape[1:]))))
+
+
+def _take(checkpoint: Checkpoint, tensor: StoredTensor, rows: Sequence[int] | Ids) -> npt.NDArray[np.float32]:
+    """Chosen rows, one read for each run of neighbours."""
+    taken = np.empty((len(rows), tensor.shape[1]), np.float32)
+    at = 0
+    while at < len(rows):
+        end = at + 1
+        while end < len(rows) and rows[end] == rows[end - 1] + 1:
+            end += 1
+        taken[at:end] = checkpoint.rows(tensor.name, int(rows[at]), int(rows[end - 1]) + 1)
+        at = end
+    return taken
+
+
+def _unit(rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit: npt.NDArray[np.float32] = rows / np.maximum(length, np.finfo(np.float32).tiny)
+    return unit
+
+
+def _mean_cosine(unit: npt.NDArray[np.float32]) -> float:
+    count = len(unit)
+    total = unit.sum(axis=0, dtype=np.float64)
+    return float((total @ total - count) / (count * (count - 1))) if count > 1 else 0.0

@@ -1,0 +1,242 @@
+"""The container: files that contradict each other, each a lint of the reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bowline.auditing.evidence import Evidence
+from bowline.auditing.rules.rule import Observation, Severity, rule
+from bowline.checkpoint.formats.strict_json import shown
+from bowline.checkpoint.lint import LintKind
+
+
+def _observations(evidence: Evidence, kind: LintKind, help: str) -> Iterator[Observation]:
+    for lint in evidence.lints:
+        if lint.kind is kind:
+            file = lint.files[0] if lint.files else None
+            yield Observation(message=lint.message, help=help, tensors=lint.tensors, file=file)
+
+
+@rule("BW301", "two-models", Severity.WARNING)
+def two_models(evidence: Evidence) -> Iterator[Observation]:
+    """A single file and an index lie side by side: one directory, two models.
+
+    What: `model.safetensors` and `model.safetensors.index.json` are both present.
+
+    Why it hurts: transformers reads the single file, mergekit and vLLM the shards that the index names. Whoever
+    saves again in shards leaves the stale single file, and transformers goes on loading the old model.
+
+    Example: training saved once below the shard size, and later above it, into the same directory.
+
+    Mend: remove the one that is stale; the modification times tell which.
+    """
+    return _observations(
+        evidence, LintKind.TWO_MODELS, "remove the stale one, the single file or the index and its shards"
+    )
+
+
+@rule("BW302", "index-disagrees", Severity.ERROR)
+def index_disagrees(evidence: Evidence) -> Iterator[Observation]:
+    """The index and the shards disagree about which tensors there are.
+
+    What: the index names a tensor that its shard does not hold, or a shard holds one that the index does not name.
+
+    Why it hurts: the first is drawn at random, the second is never loaded.
+
+    Example: a shard replaced after an edit, the index left as it was.
+
+    Mend: write the index anew from the shards.
+    """
+    return _observations(evidence, LintKind.INDEX_DISAGREES, "write the index anew from what the shards hold")
+
+
+@rule("BW303", "name-in-two-shards", Severity.ERROR)
+def name_in_two_shards(evidence: Evidence) -> Iterator[Observation]:
+    """One tensor name is stored in two shards.
+
+    What: two shards of one checkpoint hold a tensor of the same name.
+
+    Why it hurts: which of the two is loaded depends on the order in which a loader reads.
+
+    Example: two merges written into one directory.
+
+    Mend: remove the tensor from the shard that the index does not name.
+    """
+    return _observations(evidence, LintKind.NAME_IN_TWO_SHARDS, "keep the tensor in the shard that the index names")
+
+
+@rule("BW304", "orphan-shard", Severity.WARNING)
+def orphan_shard(evidence: Evidence) -> Iterator[Observation]:
+    """A shard that no index names.
+
+    What: a file is called like a shard, and nothing refers to it.
+
+    Why it hurts: it is never loaded, or, by loaders that take every `*.safetensors`, it is. It is also downloaded.
+
+    Example: a model saved in fewer shards over an older save.
+
+    Mend: remove it.
+    """
+    return _observations(evidence, LintKind.ORPHAN_SHARD, "remove the file if it is left from an earlier save")
+
+
+@rule("BW305", "wrong-total-size", Severity.WARNING)
+def wrong_total_size(evidence: Evidence) -> Iterator[Observation]:
+    """The index's `total_size` is not what the tensors add up to.
+
+    What: `metadata.total_size` differs from the sum of the tensors' bytes.
+
+    Why it hurts: loaders plan memory by it, and it tells that the index was not written with these shards.
+
+    Example: a head removed from a shard by hand.
+
+    Mend: write the index anew from the shards.
+    """
+    return _observations(evidence, LintKind.WRONG_TOTAL_SIZE, "write the index anew from what the shards hold")
+
+
+@rule("BW306", "path-leaves-directory", Severity.ERROR)
+def path_leaves_directory(evidence: Evidence) -> Iterator[Observation]:
+    """The index names a file outside the checkpoint.
+
+    What: a path in `weight_map` is absolute, climbs out with `..`, or is a link that leads out of the directory.
+
+    Why it hurts: whoever loads the checkpoint reads a file of the author's choice. Nothing of it was opened here.
+
+    Example: `"lm_head.weight": "../../secrets.safetensors"`.
+
+    Mend: put the shard into the directory, and its plain name into the index.
+    """
+    return _observations(evidence, LintKind.PATH_LEAVES_DIRECTORY, "put the shard itself into the directory")
+
+
+@rule("BW307", "shard-missing", Severity.ERROR)
+def shard_missing(evidence: Evidence) -> Iterator[Observation]:
+    """The index names a shard that is not there.
+
+    What: a file in `weight_map` is missing.
+
+    Why it hurts: loaders refuse the checkpoint. What is said here of its tensors is said without that shard.
+
+    Example: an interrupted download.
+
+    Mend: fetch the shard.
+    """
+    return _observations(evidence, LintKind.SHARD_MISSING, "fetch the missing shard")
+
+
+@rule("BW308", "shard-malformed", Severity.ERROR)
+def shard_malformed(evidence: Evidence) -> Iterator[Observation]:
+    """A shard cannot be read.
+
+    What: one of several files is truncated, has a malformed header, or cannot be opened.
+
+    Why it hurts: loaders refuse the checkpoint. What is said here of its tensors is said without that shard.
+
+    Example: a download that stopped half way.
+
+    Mend: fetch the shard again.
+    """
+    return _observations(evidence, LintKind.SHARD_MALFORMED, "fetch the shard again")
+
+
+@rule("BW309", "index-missing", Severity.ERROR)
+def index_missing(evidence: Evidence) -> Iterator[Observation]:
+    """Shards without an index.
+
+    What: files called like shards, and no index that names them.
+
+    Why it hurts: transformers finds no model. Others load every file that is there.
+
+    Example: a copy that took `*.safetensors` and forgot `*.json`.
+
+    Mend: fetch the index, or write it anew from the shards.
+    """
+    return _observations(evidence, LintKind.INDEX_MISSING, "fetch model.safetensors.index.json as well")
+
+
+@rule("BW310", "index-malformed", Severity.ERROR)
+def index_malformed(evidence: Evidence) -> Iterator[Observation]:
+    """The index beside a single file cannot be read.
+
+    What: `model.safetensors.index.json` is not the JSON that an index is.
+
+    Why it hurts: loaders that prefer the index refuse the checkpoint, others do not notice.
+
+    Example: an index cut short by a full disk.
+
+    Mend: remove it if the single file holds the model.
+    """
+    return _observations(evidence, LintKind.INDEX_MALFORMED, "remove the index if the single file holds the model")
+
+
+@rule("BW311", "misaligned", Severity.WARNING)
+def misaligned(evidence: Evidence) -> Iterator[Observation]:
+    """A tensor's bytes do not begin at a multiple of its element size.
+
+    What: readers accept such a file, but no writer of safetensors makes one.
+
+    Why it hurts: a reader that maps the file has to copy, and some refuse.
+
+    Example: a header written by hand without padding.
+
+    Mend: load and save the file with safetensors.
+    """
+    return _observations(evidence, LintKind.MISALIGNED, "load and save the file with safetensors")
+
+
+@rule("BW312", "odd-name", Severity.WARNING)
+def odd_name(evidence: Evidence) -> Iterator[Observation]:
+    """A tensor has an empty name, or one with a NUL in it.
+
+    What: safetensors accepts such names; tools in C cut them short.
+
+    Why it hurts: two tensors can become one.
+
+    Example: a state dict made of bare tensors.
+
+    Mend: rename the tensor.
+    """
+    return _observations(evidence, LintKind.ODD_NAME, "rename the tensor")
+
+
+@rule("BW313", "odd-bool", Severity.WARNING)
+def odd_bool(evidence: Evidence) -> Iterator[Observation]:
+    """A BOOL tensor holds a byte that is neither 0 nor 1.
+
+    What: safetensors accepts any byte. Tensors of up to 16 MB are looked at.
+
+    Why it hurts: what such a byte means is undefined in C: one operation takes it for true, another adds it up.
+
+    Example: a mask of 255 written as BOOL.
+
+    Mend: write the tensor anew with 0 and 1.
+    """
+    files: dict[str, list[str]] = {}
+    for name in evidence.odd_bools:
+        files.setdefault(evidence.tensors[name].file, []).append(name)
+    for file, names in files.items():
+        are = "is BOOL, and holds" if len(names) == 1 else f"and {len(names) - 1} more are BOOL, and hold"
+        yield Observation(
+            message=f"{shown(names[0])} {are} bytes that are neither 0 nor 1",
+            help="write them anew with 0 and 1",
+            tensors=tuple(names),
+            file=file,
+        )
+
+
+@rule("BW314", "nested-tensors", Severity.ERROR)
+def nested_tensors(evidence: Evidence) -> Iterator[Observation]:
+    """The tensors of a pickle lie in a dictionary within the one that was saved.
+
+    What: `pytorch_model.bin` holds `{"state_dict": {...}}` or the like. What is said here of the tensors is said of
+    those inside.
+
+    Why it hurts: loaders take the entries at the top for tensors. transformers 4 finds none that it knows and draws
+    every weight at random; transformers 5 does the same where the config states a dtype, and else fails.
+
+    Example: `torch.save({"state_dict": model.state_dict(), "epoch": 3}, "pytorch_model.bin")`.
+
+    Mend: save the inner dictionary alone, or load it and call `model.save_pretrained`.
+    """
+    return _observations(evidence, LintKind.NESTED_TENSORS, "save the inner dictionary alone")

@@ -1,0 +1,86 @@
+"""What could be known of the model at all: its config, its class, its tokenizer's files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bowline.auditing.evidence import Evidence
+from bowline.auditing.rules.rule import Observation, Severity, rule
+from bowline.checkpoint.lint import LintKind
+
+
+@rule("BW401", "config-malformed", Severity.ERROR)
+def config_malformed(evidence: Evidence) -> Iterator[Observation]:
+    """`config.json` cannot be read.
+
+    What: it is not JSON, or not an object.
+
+    Why it hurts: no loader can build the model. What is said here is inferred from names and shapes.
+
+    Example: a trailing comma from an edit by hand.
+
+    Mend: correct the file, or fetch it again.
+    """
+    for lint in evidence.lints:
+        if lint.kind is LintKind.CONFIG_MALFORMED:
+            yield Observation(message=lint.message, help="correct the file, or fetch it again", file="config.json")
+
+
+@rule("BW402", "config-missing", Severity.WARNING)
+def config_missing(evidence: Evidence) -> Iterator[Observation]:
+    """There is no `config.json` beside the weights.
+
+    What: names and shapes are all there is to go by.
+
+    Why it hurts: nothing says whether the model is tied; every loader needs the config.
+
+    Example: a lone `model.safetensors`.
+
+    Mend: put the config beside the weights.
+    """
+    for lint in evidence.lints:
+        if lint.kind is LintKind.CONFIG_MISSING:
+            yield Observation(message=lint.message, help="put config.json beside the weights")
+
+
+@rule("BW403", "inferred", Severity.INFO)
+def inferred(evidence: Evidence) -> Iterator[Observation]:
+    """The class is unknown, so its ties are inferred.
+
+    What: `architectures` names a class that neither version of transformers in the table has, or none at all. The
+    embedding and the head were found by their names and shapes.
+
+    Why it hurts: it does not; but an inference is not a declaration, and what a loader does with remote code is
+    that code's business.
+
+    Example: a model with its own `modeling_*.py`.
+
+    Mend: nothing.
+    """
+    declaration = evidence.declaration
+    if declaration.inferred and evidence.config is not None:
+        found = ", ".join(str(tie.tie) for tie in evidence.ties) or "no tie"
+        stated = evidence.config.get("architectures")
+        known = f"{declaration.architecture} is not in the table" if stated else "config.json names no class"
+        taken = f"; taken for {declaration.architecture}" if not stated and declaration.architecture else ""
+        yield Observation(
+            message=f"{known}{taken}; from names and shapes: {found}",
+            help="check the class's own code for what it ties",
+            file="config.json",
+        )
+
+
+@rule("BW404", "tokenizer-malformed", Severity.WARNING)
+def tokenizer_malformed(evidence: Evidence) -> Iterator[Observation]:
+    """A tokenizer file cannot be read.
+
+    What: `tokenizer.json`, `added_tokens.json`, `vocab.json` or `special_tokens_map.json` is not JSON.
+
+    Why it hurts: the tokenizer will not load, and its ids could not be held against the table.
+
+    Example: a Git LFS pointer in place of the file.
+
+    Mend: fetch the file again.
+    """
+    for file, problem in evidence.tokenizer.problems.items() if evidence.tokenizer else ():
+        yield Observation(message=problem, help="fetch the file again", file=file)

@@ -1,0 +1,76 @@
+"""T5, where the flag decides two things: the tie, and whether the decoder's output is scaled before the head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bowline.auditing.evidence import Evidence
+from bowline.auditing.rules.rule import Observation, Severity, rule
+from bowline.tie import TieState
+
+CONFIG = "config.json"
+SCALED = "scale_decoder_outputs"
+FAMILIES = frozenset({"t5", "longt5", "pop2piano"})
+
+
+@rule("BW109", "t5-scale-trap", Severity.ERROR)
+def t5_scale_trap(evidence: Evidence) -> Iterator[Observation]:
+    """A T5 config that transformers 4 and 5 compute differently.
+
+    What: `tie_word_embeddings` is true (or absent) and `scale_decoder_outputs` is false.
+
+    Why it hurts: T5 v1.0 ties its head and multiplies the decoder's output by d_model^-1/2 before it; v1.1 does
+    neither. transformers 4 reads both from `tie_word_embeddings`. transformers 5 always writes it as true and keeps
+    the scaling in `scale_decoder_outputs`. A v1.1 checkpoint saved again by 5 is therefore tied *and* scaled by 4: a
+    dropped head, and logits off by a factor of sqrt(d_model).
+
+    Example: `T5ForConditionalGeneration.from_pretrained("google/t5-v1_1-small").save_pretrained(...)` in 5.23.
+
+    Mend: with a head of its own in the file, `bowline audit --fix` sets the flag to false, which both versions read
+    right. With one stored matrix no config says "tied but not scaled" to version 4: load it with 5 only.
+
+    Threads: huggingface/transformers#26441, huggingface/transformers#43681, huggingface/transformers#48154
+    """
+    config = evidence.config or {}
+    if evidence.declaration.family not in FAMILIES or config.get(SCALED) is not False or not evidence.ties:
+        return
+    if config.get("tie_word_embeddings", True):
+        head = next((tie for tie in evidence.ties if tie.tie.target == evidence.declaration.head), None)
+        own_head = head is not None and head.state is TieState.DIVERGED
+        yield Observation(
+            message=(
+                f"tie_word_embeddings is true and {SCALED} false: transformers 4 "
+                f"{'drops the head and ' if own_head else ''}scales the logits, transformers 5 does not"
+            ),
+            help="`bowline audit --fix` sets the flag to false" if own_head else "load it with transformers 5 only",
+            tensors=(head.tie.target,) if head else (),
+            file=CONFIG,
+            flag_from_bytes=False if own_head else None,
+        )
+
+
+@rule("BW113", "t5-untied", Severity.INFO)
+def t5_untied(evidence: Evidence) -> Iterator[Observation]:
+    """A T5 v1.1-style checkpoint: untied, and read right today.
+
+    What: the flag is false and the file holds a head of its own.
+
+    Why it hurts: not yet. transformers 5 loads it right, but writes `tie_word_embeddings: true` when it saves, and
+    transformers 4 then misreads that file (BW109).
+
+    Example: google/t5-v1_1-base, google/flan-t5-base.
+
+    Mend: after a save by transformers 5, run `bowline audit --fix` on what it wrote.
+
+    Threads: huggingface/transformers#43681
+    """
+    config = evidence.config or {}
+    if evidence.declaration.family in FAMILIES and config.get("tie_word_embeddings") is False:
+        for tie in evidence.ties:
+            if tie.tie.target == evidence.declaration.head and tie.state is TieState.DIVERGED:
+                yield Observation(
+                    message="untied as T5 v1.1 is; transformers 5 will write tie_word_embeddings: true when it saves",
+                    help="run `bowline audit --fix` on what transformers 5 saves",
+                    tensors=(tie.tie.target,),
+                    file=CONFIG,
+                )

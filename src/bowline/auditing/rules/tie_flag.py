@@ -1,0 +1,438 @@
+"""The flag against the bytes: what `config.json` says of a tie, and what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bowline.auditing.evidence import Evidence, TieEvidence
+from bowline.auditing.loaders import Fate, odd_flag
+from bowline.auditing.rules.rule import Observation, Severity, listed, rule
+from bowline.checkpoint.formats.strict_json import shown
+from bowline.tie import TieState
+
+CONFIG = "config.json"
+
+
+@rule("BW101", "tied-but-diverged", Severity.ERROR)
+def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
+    """The config says tied, but both tensors are stored and differ.
+
+    What: `tie_word_embeddings` is true and the checkpoint holds a head of its own whose values are not the
+    embedding's. The message says how many rows differ, by how much at most, and what the difference looks like:
+    added tokens, a merged low-rank delta, noise from a cast, or all rows.
+
+    Why it hurts: transformers 4 overwrites the trained head with the embedding without a word. transformers 5 keeps
+    both and warns, but its next `tie_weights()` or `resize_token_embeddings` destroys the head, and a save writes
+    the false flag again. vLLM before 0.29 dropped the head.
+
+    Example: LoRA trained on `lm_head` of a tied model and merged: the head moved, the flag did not.
+
+    Mend: `bowline audit --fix` sets the flag to false at every level, which is what the bytes say. If the head was
+    meant to be tied, remove it from the file instead; then one matrix serves both ends.
+
+    Threads: vllm-project/vllm#51063, huggingface/transformers#45127, huggingface/peft#2777
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.DIVERGED and tie.declared.flag.value and not _is_bias(tie) and tie.difference:
+            difference = tie.difference
+            yield Observation(
+                message=(
+                    f"{tie.tie.target} and {tie.tie.source} differ in {difference.rows_differing} of "
+                    f"{_rows(tie)} rows (by at most {difference.max_abs_difference:.3g}; "
+                    f"looks like {difference}), but {tie.declared.flag}"
+                ),
+                help=(
+                    "`bowline audit --fix` sets the flag to false; or remove the copy from the file"
+                    if _if_config_decides(evidence, tie, value=False) is not None
+                    else "remove the copy from the file: no flag unties it"
+                ),
+                tensors=(tie.tie.target, tie.tie.source),
+                file=CONFIG,
+                flag_from_bytes=_if_config_decides(evidence, tie, value=False),
+            )
+
+
+@rule("BW102", "untied-but-missing", Severity.ERROR)
+def untied_but_missing(evidence: Evidence) -> Iterator[Observation]:
+    """The config says untied, but the target is not stored.
+
+    What: `tie_word_embeddings` is false and the checkpoint holds the embedding alone.
+
+    Why it hurts: transformers draws the head at random, one row in a load report; vLLM leaves it as uninitialised
+    memory. The model loads, runs, and writes noise.
+
+    Example: a model tied at run time and saved while its config still said false: the save leaves the shared head
+    out, the next load makes a random one.
+
+    Mend: `bowline audit --fix` sets the flag to true, which is what the bytes say. If the head was trained, it is
+    lost from this file: fetch the checkpoint that has it.
+
+    Threads: huggingface/transformers#43429, vllm-project/vllm#33359
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.TARGET_MISSING and tie.declared.flag.value is False:
+            fates = _loaders_with(evidence, tie, Fate.RANDOM)
+            if fates:
+                yield Observation(
+                    message=f"{tie.tie.target} is not stored, but {tie.declared.flag}: random in {fates}",
+                    help="`bowline audit --fix` sets the flag to true; a trained head has to be fetched",
+                    tensors=(tie.tie.target, tie.tie.source),
+                    file=CONFIG,
+                    flag_from_bytes=_if_config_decides(evidence, tie, value=True),
+                )
+
+
+@rule("BW103", "flag-absent", Severity.WARNING)
+def flag_absent(evidence: Evidence) -> Iterator[Observation]:
+    """The flag is absent and the loaders' defaults differ.
+
+    What: no level of `config.json` states `tie_word_embeddings`, and transformers 4 and 5 take different values for
+    it in this family. For a class that neither knows, the base config's default is true in 4 and false in 5.
+
+    Why it hurts: the same files are two models. One version ties, the other draws a random head or keeps a stored
+    one.
+
+    Example: remote code written for transformers 4 that relies on the default, loaded by transformers 5.
+
+    Mend: `bowline audit --fix` writes the flag that the bytes make true.
+
+    Threads: huggingface/transformers#43429, huggingface/transformers#46400
+    """
+    if evidence.config is None:
+        return
+    tie = evidence.main_tie
+    if tie is None or tie.declared.flag.path is not None or len(set(tie.declared.asked.values())) < 2:
+        return
+    asked = sorted(tie.declared.asked.items())
+    words = ", ".join(f"{loader} {'ties' if value else 'does not tie'}" for loader, value in asked)
+    truth = _flag_of_bytes(evidence, tie)
+    yield Observation(
+        message=f"tie_word_embeddings is absent and its default differs: {words} {tie.tie.target}",
+        help=(
+            "`bowline audit --fix` writes the flag that the bytes make true"
+            if truth is not None
+            else "write the flag into config.json"
+        ),
+        tensors=(tie.tie.target, tie.tie.source),
+        file=CONFIG,
+        flag_from_bytes=truth,
+    )
+
+
+@rule("BW104", "levels-disagree", Severity.WARNING, also=Severity.INFO)
+def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
+    """Levels of the config disagree about the flag.
+
+    What: a nested config states `tie_word_embeddings` at the top and in its text or decoder config, with different
+    values.
+
+    Why it hurts: which level counts depends on the loader and its version. transformers 5 asks the config of the
+    class that declares the tie, transformers 4 the text config, vLLM mostly the top level. Where both versions come to
+    the same decision this is information only.
+
+    Example: `tie_word_embeddings: true` at the top of a LLaVA config whose `text_config` says false.
+
+    Mend: `bowline audit --fix` writes the same value at every level, the one that the bytes make true.
+
+    Threads: vllm-project/vllm#51063, huggingface/transformers#45857
+    """
+    levels = {
+        path: value
+        for path, value in evidence.declaration.levels.items()
+        if evidence.config is not None and _is_text_level(evidence.config, path)
+    }
+    main = evidence.main_tie
+    if len(set(levels.values())) < 2 or main is None:
+        return
+    loaders_differ = len(set(main.declared.asked.values())) > 1 and not main.declared.unconditional
+    stated = listed([f"{path}: {str(value).lower()}" for path, value in levels.items()])
+    yield Observation(
+        message=f"levels of the config disagree ({stated}); which one counts depends on the loader",
+        help=(
+            "`bowline audit --fix` writes the value that the bytes make true at every level"
+            if loaders_differ and _flag_of_bytes(evidence, main) is not None
+            else "nothing to mend for today's transformers; one value at every level serves every loader"
+        ),
+        tensors=(main.tie.target,),
+        file=CONFIG,
+        severity=None if loaders_differ else Severity.INFO,
+        flag_from_bytes=_flag_of_bytes(evidence, main) if loaders_differ else None,
+    )
+
+
+@rule("BW105", "redundant-copy", Severity.WARNING, also=Severity.INFO)
+def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
+    """A tied target is stored a second time, with the same values.
+
+    What: the config says tied, and the file holds both tensors, equal in every value.
+
+    Why it hurts: the bytes are wasted on disk and in every download, and the pair is one careless edit away from
+    diverging. llama.cpp's converter writes both into the GGUF file.
+
+    Example: a state dict gathered from a sharded run and saved with both names.
+
+    Mend: remove the copy from the file, and its name from the index. Saving from transformers 5 leaves it out.
+
+    Threads: vllm-project/vllm#51665
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.EQUAL and tie.declared.flag.value and tie.target:
+            yield Observation(
+                message=f"{tie.tie.target} repeats {tie.tie.source} value by value: {_bytes(tie.target.nbytes)} wasted",
+                help="save the model again with transformers 5, which leaves the copy out",
+                tensors=(tie.tie.target, tie.tie.source),
+                file=tie.target.file,
+                severity=Severity.INFO if _is_bias(tie) else None,
+            )
+
+
+@rule("BW106", "both-missing", Severity.ERROR, also=Severity.WARNING)
+def both_missing(evidence: Evidence) -> Iterator[Observation]:
+    """Neither end of a tie is stored.
+
+    What: the class declares the tie, and the file holds neither tensor under any name that the class loads.
+
+    Why it hurts: both ends are drawn at random.
+
+    Example: a shard that never arrived, or a state dict saved from a wrapper that put its own prefix on every name.
+
+    Mend: fetch the missing shard, or rename the tensors to what the class expects.
+
+    Threads: huggingface/transformers#43429
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.BOTH_MISSING and _loaders_with(evidence, tie, Fate.RANDOM):
+            stands_alone = _is_bias(tie) or any(
+                other.state is not TieState.BOTH_MISSING and other.tie.source == tie.tie.source
+                for other in evidence.ties
+            )
+            yield Observation(
+                message=f"neither {tie.tie.target} nor {tie.tie.source} is stored: both will be random",
+                help="fetch the missing shard, or rename the tensors to what the class expects",
+                tensors=(tie.tie.target, tie.tie.source),
+                severity=Severity.WARNING if stands_alone else None,
+            )
+
+
+@rule("BW107", "only-target-stored", Severity.WARNING, also=Severity.ERROR)
+def only_target_stored(evidence: Evidence) -> Iterator[Observation]:
+    """Only the target of a tie is stored, not its source.
+
+    What: the head is in the file and the embedding is not.
+
+    Why it hurts: transformers 5 ties the embedding to the stored head. Others look for the embedding: vLLM leaves it
+    uninitialised, llama.cpp cannot convert the file. With the flag at false every loader draws a random embedding.
+
+    Example: a tool that removes duplicates and keeps the alphabetically first name.
+
+    Mend: store the matrix under the embedding's name.
+
+    Threads: huggingface/safetensors#98
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.SOURCE_MISSING and not _is_recorded_alias(evidence, tie) and not _is_bias(tie):
+            yield Observation(
+                message=f"{tie.tie.target} is stored but {tie.tie.source}, which owns the matrix, is not",
+                help=f"store the matrix as {tie.tie.source}",
+                tensors=(tie.tie.target, tie.tie.source),
+                severity=None if tie.declared.flag.value else Severity.ERROR,
+            )
+
+
+@rule("BW108", "incompatible", Severity.ERROR, also=Severity.INFO)
+def incompatible(evidence: Evidence) -> Iterator[Observation]:
+    """The two ends of a tie have different shapes or dtypes.
+
+    What: both are stored, and cannot be one matrix as they stand.
+
+    Why it hurts: two shapes: loaders refuse the file, or pad and cut. Two dtypes: transformers compares after
+    loading, finds values that a cast has changed, and leaves the pair untied.
+
+    Example: the embedding was resized for new tokens and the head was not.
+
+    Mend: bring the shorter end to the longer one's shape with its trained rows kept, or cast both to one dtype.
+
+    Threads: huggingface/transformers#35141
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.INCOMPATIBLE and tie.target and tie.source:
+            same = "; the values agree once cast" if tie.equal_when_cast else ""
+            yield Observation(
+                message=(
+                    f"{tie.tie.target} is {tie.target.dtype} {list(tie.target.shape)} but {tie.tie.source} is "
+                    f"{tie.source.dtype} {list(tie.source.shape)}{same}"
+                ),
+                help="resize both ends together, or cast both to one dtype, with the tool that made them differ",
+                tensors=(tie.tie.target, tie.tie.source),
+                severity=None if tie.declared.flag.value or tie.target.shape != tie.source.shape else Severity.INFO,
+            )
+
+
+@rule("BW110", "bias-diverged", Severity.ERROR)
+def bias_diverged(evidence: Evidence) -> Iterator[Observation]:
+    """The two names of an output bias hold different values.
+
+    What: a head has one output-only bias under two names, in BERT `cls.predictions.bias` and
+    `cls.predictions.decoder.bias`; the file holds both and they differ, and a version of transformers computes with
+    another than the decoder's, or the config says tied.
+
+    Why it hurts: transformers 5 keeps them apart and computes with the decoder's. transformers 4 makes them one, in
+    BERT and most others from `cls.predictions.bias`: different logits from the same file. Where it takes the
+    decoder's as well, as in RoBERTa and ALBERT, the other is dead; but under a true flag the next `tie_weights()` of
+    transformers 5 writes it over the one that acts.
+
+    Example: an untied BERT trained in transformers 5, or a vocabulary resized by a tool that grew one of the two.
+
+    Mend: store the one that was trained under both names.
+    """
+    for tie in evidence.ties:
+        if (
+            tie.state is TieState.DIVERGED
+            and _is_bias(tie)
+            and tie.difference
+            and (tie.declared.flag.value or _loaders_with(evidence, tie, _decoders_bias_lost(tie)))
+        ):
+            yield Observation(
+                message=(
+                    f"{tie.tie.target} and {tie.tie.source} are one bias under two names, but differ in "
+                    f"{tie.difference.rows_differing} entries (by at most {tie.difference.max_abs_difference:.3g})"
+                ),
+                help="store the one that was trained under both names",
+                tensors=(tie.tie.target, tie.tie.source),
+            )
+
+
+def _decoders_bias_lost(tie: TieEvidence) -> Fate:
+    """The fate of the target by which both names hold the values of the bias that is not the decoder's."""
+    return Fate.DROPPED if tie.tie.target.endswith("decoder.bias") else Fate.TIED
+
+
+@rule("BW111", "stored-under-alias", Severity.WARNING)
+def stored_under_alias(evidence: Evidence) -> Iterator[Observation]:
+    """A shared tensor is stored under the name that other tools do not look for.
+
+    What: `safetensors.torch.save_model` keeps one name of a shared tensor, the alphabetically first, and records the
+    other in the file's metadata. For GPT-2 the kept name is `lm_head.weight`, not `transformer.wte.weight`.
+
+    Why it hurts: only `safetensors.torch.load_model` reads that record. transformers 5 ties to what is there, but
+    vLLM and llama.cpp find no embedding.
+
+    Example: `save_model(model, "model.safetensors")` on any tied model whose head sorts first.
+
+    Mend: save with `model.save_pretrained`, or rename the tensor to the embedding's name.
+
+    Threads: huggingface/safetensors#98, huggingface/safetensors#493
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.SOURCE_MISSING and _is_recorded_alias(evidence, tie):
+            yield Observation(
+                message=f"stored as {tie.tie.target}; the metadata says that {tie.tie.source} was dropped for it",
+                help=f"rename the tensor to {tie.tie.source}, or save with save_pretrained",
+                tensors=(tie.tie.target, tie.tie.source),
+            )
+
+
+@rule("BW112", "untied-but-equal", Severity.INFO)
+def untied_but_equal(evidence: Evidence) -> Iterator[Observation]:
+    """The config says untied, and both tensors hold the same values.
+
+    What: two tensors, equal in every value, and `tie_word_embeddings` is false.
+
+    Why it hurts: it does not, until the model is trained: the two then part ways. If they were meant to be tied, the
+    flag is wrong; if the head was just untied by a copy, all is well.
+
+    Example: `untie` before adding a LoRA on the head.
+
+    Mend: nothing, or set the flag to true if one matrix is meant.
+    """
+    for tie in evidence.ties:
+        if tie.state is TieState.EQUAL and tie.declared.flag.value is False and not _is_bias(tie):
+            yield Observation(
+                message=f"{tie.tie.target} equals {tie.tie.source} in every value, but {tie.declared.flag}",
+                help="nothing if the head was untied on purpose; else set the flag to true",
+                tensors=(tie.tie.target, tie.tie.source),
+            )
+
+
+@rule("BW114", "flag-not-boolean", Severity.ERROR, also=Severity.WARNING)
+def flag_not_boolean(evidence: Evidence) -> Iterator[Observation]:
+    """The flag is neither true nor false.
+
+    What: `tie_word_embeddings` is null, a number, a text or a list.
+
+    Why it hurts: transformers 5 refuses the config of nearly every class. Version 4 takes it for what Python does:
+    `"false"` ties. Where version 5 takes it as well, as for T5 and remote code, this is a warning.
+
+    Example: a config written by hand, or by a tool that has null for what was never set.
+
+    Mend: `bowline audit --fix` writes the flag that the bytes make true.
+    """
+    main = evidence.main_tie
+    truth = None if main is None else _if_config_decides(evidence, main, value=_flag_of_bytes(evidence, main))
+    for path, value in evidence.declaration.not_boolean.items():
+        if evidence.config is not None and _is_text_level(evidence.config, path):
+            taken = str(bool(value)).lower()
+            yield Observation(
+                message=f"{path} is {shown(value)}, expected true or false; transformers 4 takes it for {taken}",
+                help="write true or false"
+                if truth is None
+                else "`bowline audit --fix` writes what the bytes make true",
+                tensors=() if main is None else (main.tie.target, main.tie.source),
+                file=CONFIG,
+                severity=None if odd_flag(evidence.declaration) else Severity.WARNING,
+                flag_from_bytes=truth,
+            )
+
+
+def _is_bias(tie: TieEvidence) -> bool:
+    return tie.tie.target.endswith("bias")
+
+
+def _flag_of_bytes(evidence: Evidence, tie: TieEvidence) -> bool | None:
+    """The flag that the bytes make true; `None` where they are not read, not there, or in a quantised form."""
+    if tie.state in (TieState.DIVERGED, TieState.INCOMPATIBLE):
+        return False
+    if tie.state is TieState.EQUAL:
+        return tie.declared.flag.value is not False
+    if tie.state is None or tie.state is TieState.BOTH_MISSING:
+        return None
+    return True
+
+
+def _is_recorded_alias(evidence: Evidence, tie: TieEvidence) -> bool:
+    return evidence.metadata.get(tie.tie.source) == tie.tie.target
+
+
+def _loaders_with(evidence: Evidence, tie: TieEvidence, fate: Fate) -> str:
+    loaders = [
+        loader
+        for loader, targets in evidence.outcomes.items()
+        if (outcome := targets.get(tie.tie.target)) and outcome.fate is fate
+    ]
+    return ", ".join(loaders)
+
+
+def _if_config_decides(evidence: Evidence, tie: TieEvidence, *, value: bool | None) -> bool | None:
+    """The flag to write, if any loader asks the config about this tie at all."""
+    asks = set(tie.declared.asked) - tie.declared.unconditional or evidence.declaration.inferred
+    return value if evidence.config is not None and asks else None
+
+
+def _is_text_level(config: object, path: str) -> bool:
+    """The top level, or a nested config that has a vocabulary."""
+    *keys, _ = path.split(".")
+    for key in keys:
+        config = config.get(key) if isinstance(config, dict) else None
+    return not keys or (isinstance(config, dict) and "vocab_size" in config)
+
+
+def _rows(tie: TieEvidence) -> int:
+    return tie.target.shape[0] if tie.target is not None and tie.target.shape else 1
+
+
+def _bytes(count: int) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count = count / 1000  # type: ignore[assignment]
+    return f"{count:.3g} GB"

@@ -1,0 +1,302 @@
+"""The vocabulary: rows against ids, and rows that are not what a row should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from bowline.auditing.evidence import Evidence
+from bowline.auditing.rules.rule import Observation, Severity, listed, rule
+from bowline.auditing.shape_fit import wrong_lengths
+from bowline.tie import TieState
+
+TENSOR_CORE_ROWS = 8
+TIED = (TieState.SHARED, TieState.ALIAS, TieState.EQUAL)
+
+
+@rule("BW201", "vocab-size-mismatch", Severity.ERROR)
+def vocab_size_mismatch(evidence: Evidence) -> Iterator[Observation]:
+    """A vocabulary tensor is not as long as the config says.
+
+    What: the axis that runs over the vocabulary has another length than `vocab_size`.
+
+    Why it hurts: loaders build the model from the config and refuse the tensor, or, told to ignore mismatched
+    sizes, draw it at random.
+
+    Example: an embedding resized by hand, its `final_logits_bias` or MLM bias left as it was.
+
+    Mend: set `vocab_size` to the number of rows if all vocabulary tensors agree on it; else resize the ones that
+    were left behind.
+
+    Threads: huggingface/transformers#35141
+    """
+    size = evidence.declaration.vocab_size
+    newest = max(evidence.declaration.loaders, default="")
+    lengths = wrong_lengths(evidence.declaration, evidence.tensors, newest)
+    wrong = {name: length for name, length in lengths.items() if length is not None}
+    if size is None or not wrong:
+        return
+    stated = ", ".join(f"{name} has {rows}" for name, rows in wrong.items())
+    together = len(wrong) == len(evidence.declaration.vocabulary) and len(set(wrong.values())) == 1
+    yield Observation(
+        message=f"{size.path} is {size.value}, but {stated}",
+        help=f"set {size.path} to {next(iter(wrong.values()))}" if together else "resize every vocabulary tensor alike",
+        tensors=tuple(wrong),
+        file="config.json",
+    )
+
+
+@rule("BW202", "tokenizer-larger", Severity.ERROR, also=Severity.WARNING)
+def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
+    """The tokenizer has ids that the table has no row for.
+
+    What: the largest id in `tokenizer.json`, `vocab.json` or `added_tokens.json` is not a row of the embedding.
+
+    Why it hurts: the first text with that token ends in an index error, or in a device-side assert that names
+    nothing.
+
+    Example: tokens added to the tokenizer, and `resize_token_embeddings` forgotten.
+
+    Where every such id is an added token this is a warning: some models keep an image placeholder there, which their
+    code replaces before it looks anything up.
+
+    Mend: resize the embedding and everything tied to it, or remove the tokens.
+
+    Threads: huggingface/transformers#35141
+    """
+    rows, tokenizer = _rows(evidence), evidence.tokenizer
+    if rows is not None and tokenizer is not None and tokenizer.size > rows:
+        beyond = {number for number in tokenizer.ids.values() if number >= rows}
+        yield Observation(
+            message=(
+                f"the tokenizer ({', '.join(tokenizer.files)}) has {len(beyond)} id{'s' * (len(beyond) != 1)} beyond "
+                f"the table's {rows} rows, up to {tokenizer.largest_id} ({tokenizer.largest_token!r:.60})"
+            ),
+            help="resize the embedding and everything tied to it, or remove the tokens",
+            tensors=(evidence.declaration.embedding or "",),
+            file=tokenizer.files[0],
+            severity=Severity.WARNING if beyond <= tokenizer.added else None,
+        )
+
+
+@rule("BW203", "special-id-out-of-range", Severity.WARNING)
+def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
+    """A special id of the config is not a row.
+
+    What: `pad_token_id`, `bos_token_id`, `eos_token_id` or another `*_token_id` is negative, or not less than the
+    number of rows.
+
+    Why it hurts: generation never stops, or padding indexes outside the table. A negative `pad_token_id` is taken
+    from the end: the last row silently becomes the padding row.
+
+    Example: `pad_token_id: -1`, once written by converters of Llama; `pad_token_id: 32000` on a table of 32000 rows.
+
+    Mend: give the id that the tokenizer uses, or null where there is none.
+    """
+    rows = _rows(evidence)
+    if rows is None or evidence.config is None:
+        return
+    from bowline.auditing.special_ids import special_ids
+
+    wrong = {path: number for path, number in special_ids(evidence.config).items() if not 0 <= number < rows}
+    if wrong:
+        stated = listed([f"{path}: {number}" for path, number in wrong.items()])
+        yield Observation(
+            message=f"{stated}, but ids run from 0 to {rows - 1}",
+            help="give the tokenizer's id, or null where there is none",
+            file="config.json",
+        )
+
+
+@rule("BW204", "padding-row", Severity.INFO, also=Severity.WARNING)
+def padding_row(evidence: Evidence) -> Iterator[Observation]:
+    """What the padding row holds, and what a tied head makes of it.
+
+    What: the row of `pad_token_id` is sorted as zero, mean (of the table, as resizing writes it), a copy of another
+    row, init-like (as drawn, never trained), or trained.
+
+    Why it hurts: `padding_idx` blocks the gradient of the embedding's look-up, not the head's. Under a tied head the
+    row is pushed by the softmax's denominator at every step, though padding is never a label, so a trained model's
+    padding row is not zero. And a row that is zeroed afterwards does not make padding impossible: its logit is 0
+    plus the bias, which wins wherever the other logits are negative.
+
+    Example: BERT, whose padding row is trained; a model trimmed by a tool that zeroes the row.
+
+    Mend: leave a trained row alone. To rule padding out as an output, mask its logit.
+    """
+    padding = evidence.padding
+    if padding is None or evidence.declaration.embedding is None:
+        return
+    head_tied, trained = _head_is_tied(evidence), not _looks_drawn(evidence)
+    if padding.row_class.value == "zero" and head_tied:
+        yield Observation(
+            message=(
+                f"row {padding.id} (pad_token_id) is zero and the head is tied: its logit is 0 plus the bias, "
+                f"{'not improbable where other logits are negative' if trained else 'until training moves it'}"
+            ),
+            help="mask the padding logit where padding must not be written",
+            tensors=(evidence.declaration.embedding,),
+            severity=Severity.WARNING if trained else None,
+        )
+    elif padding.row_class.value in ("mean", "copy", "init-like", "trained"):
+        word = f"a copy of row {padding.copy_of}" if padding.copy_of is not None else padding.row_class.value
+        yield Observation(
+            message=f"row {padding.id} (pad_token_id) is {word}"
+            + (": a tied head trains it through the softmax's denominator" if word == "trained" and head_tied else ""),
+            help="nothing to mend; do not expect zeros where inputs are padded",
+            tensors=(evidence.declaration.embedding,),
+        )
+
+
+@rule("BW205", "duplicate-rows", Severity.INFO)
+def duplicate_rows(evidence: Evidence) -> Iterator[Observation]:
+    """Rows that are the same, byte for byte.
+
+    What: groups of two or more rows without any difference. Rows of zeros are counted apart (BW206).
+
+    Why it hurts: the model cannot tell those tokens apart, as input or, under a tied head, as output.
+
+    Example: tokens added with one initial value (the mean, or a copied token) and never trained.
+
+    Mend: train the tokens, or remove them.
+    """
+    for table in evidence.tables:
+        if table.duplicates:
+            rows = sum(len(group) for group in table.duplicates)
+            largest = max(table.duplicates, key=len)
+            yield Observation(
+                message=(
+                    f"{table.name} has {rows} rows in {len(table.duplicates)} groups of equal rows, "
+                    f"the largest of {len(largest)} ({_some(largest)})"
+                ),
+                help="train these tokens, or remove them",
+                tensors=(table.name,),
+            )
+
+
+@rule("BW206", "zero-rows", Severity.INFO, also=Severity.WARNING)
+def zero_rows(evidence: Evidence) -> Iterator[Observation]:
+    """Rows of zeros beside the padding row.
+
+    What: rows whose every value is zero.
+
+    Why it hurts: as output rows their logit is 0 plus the bias, and where real logits are negative that wins the
+    argmax: a trimmed or padded vocabulary that answers with tokens that do not exist.
+
+    Example: a table padded with zeros to a multiple of 64 for tensor cores.
+
+    Mend: mask those logits, or give the rows the mean of the table.
+    """
+    for table in evidence.tables:
+        pad = evidence.padding.id if evidence.padding else None
+        rows = [int(row) for row in table.zero if row != pad]
+        if rows:
+            is_output = table.name == evidence.declaration.head or _head_is_tied(evidence)
+            yield Observation(
+                message=f"{table.name} has {len(rows)} row{'s' * (len(rows) != 1)} of zeros ({_some(rows)})"
+                + ("; as output rows they win wherever the other logits are negative" if is_output else ""),
+                help="mask their logits, or give them the mean of the table",
+                tensors=(table.name,),
+                severity=Severity.WARNING if is_output else None,
+            )
+
+
+@rule("BW207", "not-finite-rows", Severity.ERROR)
+def not_finite_rows(evidence: Evidence) -> Iterator[Observation]:
+    """Rows with NaN or infinite values.
+
+    What: rows in which a value is not a finite number.
+
+    Why it hurts: one such row makes every logit, or every later hidden state, NaN. A NaN also makes loaders find two
+    equal ends of a tie different.
+
+    Example: an overflow in a cast to float16.
+
+    Mend: take the rows from a checkpoint before the overflow, or cast again from the wider dtype.
+    """
+    for table in evidence.tables:
+        if len(table.not_finite):
+            yield Observation(
+                message=(
+                    f"{table.name} has {len(table.not_finite)} row{'s' * (len(table.not_finite) != 1)} with NaN or "
+                    f"infinite values "
+                    f"({_some(table.not_finite)})"
+                ),
+                help="take these rows from an earlier checkpoint, or cast again from the wider dtype",
+                tensors=(table.name,),
+            )
+
+
+@rule("BW208", "never-trained-rows", Severity.INFO)
+def never_trained_rows(evidence: Evidence) -> Iterator[Observation]:
+    """Rows that look as if they were never trained.
+
+    What: the shortest rows of the table point one common way, and these rows are short and point there too. Tokens
+    that no text contained are only ever pushed away from the hidden states, all in the same direction.
+
+    Why it hurts: such a token in a prompt makes the model behave oddly ("glitch tokens"), and fine-tuning on it
+    starts from nothing.
+
+    Example: BERT's `[unused1]` to `[unused993]`.
+
+    Mend: nothing, if the tokens are never used. Reserve them for new tokens, or train them.
+    """
+    for table in evidence.tables:
+        if len(table.never_trained):
+            share = len(table.never_trained) / table.rows
+            yield Observation(
+                message=(
+                    f"{table.name} has {len(table.never_trained)} rows ({share:.1%}) that look never trained "
+                    f"({_some(table.never_trained)})"
+                ),
+                help="do not rely on these tokens before training them",
+                tensors=(table.name,),
+            )
+
+
+@rule("BW209", "uneven-rows", Severity.INFO)
+def uneven_rows(evidence: Evidence) -> Iterator[Observation]:
+    """A number of rows that tensor cores dislike.
+
+    What: the rows of the table are not a multiple of 8.
+
+    Why it hurts: half-precision products are fastest when their sizes are multiples of 8 (64 on newer chips); an odd
+    vocabulary slows the largest product of a small model.
+
+    Example: GPT-2's 50257 rows; nanoGPT pads them to 50304.
+
+    Mend: pad the table to a multiple of 64 before training, and mask the new logits.
+    """
+    rows = _rows(evidence)
+    if rows is not None and rows % TENSOR_CORE_ROWS and evidence.declaration.embedding:
+        padded = -(-rows // 64) * 64
+        yield Observation(
+            message=f"{rows} rows are not a multiple of {TENSOR_CORE_ROWS}; the next multiple of 64 is {padded}",
+            help="pad the vocabulary before training if the head's product is slow",
+            tensors=(evidence.declaration.embedding,),
+        )
+
+
+def _rows(evidence: Evidence) -> int | None:
+    tensor = evidence.tensors.get(evidence.declaration.embedding or "")
+    if tensor is None or len(tensor.shape) != 2:
+        return None
+    return tensor.shape[evidence.declaration.vocabulary.get(tensor.name, 0)]
+
+
+def _head_is_tied(evidence: Evidence) -> bool:
+    return any(tie.tie.target == evidence.declaration.head and tie.state in TIED for tie in evidence.ties)
+
+
+def _looks_drawn(evidence: Evidence) -> bool:
+    return any(table.name == evidence.declaration.embedding and table.drawn_std for table in evidence.tables)
+
+
+def _some(rows: Iterable[int], limit: int = 4) -> str:
+    """Row ids as runs: `0-3, 17, 99-120 and 2 more runs`."""
+    ids = sorted(int(row) for row in rows)
+    starts = [ids[0], *(after for before, after in pairwise(ids) if after != before + 1)]
+    ends = [*(before for before, after in pairwise(ids) if after != before + 1), ids[-1]]
+    runs = [str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]
+    more = f" and {len(runs) - limit} more runs" if len(runs) > limit else ""
+    return ", ".join(runs[:limit]) + more

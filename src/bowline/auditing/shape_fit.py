@@ -1,0 +1,50 @@
+"""Which stored tensors do not fit the model that a loader builds from the config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bowline.auditing.quantised_names import in_other_form
+from bowline.checkpoint.formats.stored_tensor import StoredTensor
+from bowline.families.declaration import Declaration
+
+__all__ = ["LOADERS_BEFORE", "misfits", "wrong_lengths"]
+
+LOADERS_BEFORE = frozenset({"transformers-4"})
+"""Loaders that tie before they load: a target has to fit its source's shape then, not its own."""
+
+
+def wrong_lengths(declaration: Declaration, tensors: Mapping[str, StoredTensor], loader: str) -> dict[str, int | None]:
+    """Tensors whose vocabulary axis is not as long as this loader makes it: name to the length it has.
+
+    `None` for a tensor that has no such axis at all.
+    """
+    expected = dict(declaration.expected_lengths.get(loader, {}))
+    if loader in LOADERS_BEFORE:
+        for tie in declaration.made.get(loader, ()):
+            if tie.source in expected:
+                expected[tie.target] = expected[tie.source]
+    wrong: dict[str, int | None] = {}
+    for name, wanted in expected.items():
+        if name in tensors and name in declaration.vocabulary and not in_other_form(name, tensors):
+            shape, axis = tensors[name].shape, declaration.vocabulary[name]
+            length = shape[axis] if axis < len(shape) else None
+            if length != wanted:
+                wrong[name] = length
+    return wrong
+
+
+def misfits(declaration: Declaration, tensors: Mapping[str, StoredTensor], loader: str) -> frozenset[str]:
+    """Everything that makes a loader refuse: wrong lengths, and ends of a tie that differ in another axis."""
+    wrong = set(wrong_lengths(declaration, tensors, loader))
+    for tie in declaration.made.get(loader, ()):
+        target, source = tensors.get(tie.target), tensors.get(tie.source)
+        if target is not None and source is not None and _rest(declaration, target) != _rest(declaration, source):
+            wrong.add(target.name)
+    return frozenset(wrong)
+
+
+def _rest(declaration: Declaration, tensor: StoredTensor) -> tuple[int, ...]:
+    """The shape without the vocabulary axis, whose length is the config's business."""
+    axis = declaration.vocabulary.get(tensor.name, 0)
+    return tensor.shape[:axis] + tensor.shape[axis + 1 :]

@@ -1,0 +1,119 @@
+"""Replacing one small file of a checkpoint: all or nothing, and the old bytes kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import time
+from contextlib import suppress
+from errno import ENOTDIR
+from pathlib import Path
+
+from bowline.checkpoint.durable.file_creation import copy_attributes, create, fill, synchronise
+from bowline.errors import ConfigError
+
+__all__ = ["UNDO_DIRECTORY", "replace_file"]
+
+UNDO_DIRECTORY = ".bowline/undo"
+
+
+def replace_file(path: Path, content: bytes, *, why: str) -> Path:
+    """Write `content` in place of `path`, atomically; returns the directory that keeps the old file.
+
+    The old bytes are written and synchronised first, with a `manifest.json` that names the file, what it was and what
+    it became. The new bytes go to a file beside `path`, are synchronised, and take its name: a reader sees the old
+    file or the new one, whenever the machine stops. Mode, owner and extended attributes are kept.
+
+    Raises:
+        ConfigError: `path` is a symbolic link or has several names (a cache's copy is not ours to change), or the
+            directory cannot be written, or its `.bowline` leads elsewhere.
+    """
+    try:
+        status = path.lstat()
+        before = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror or error}", help="check the path and its permissions"
+        ) from error
+    if path.is_symlink() or status.st_nlink > 1:
+        raise ConfigError(
+            f"{path}: is {'a symbolic link' if path.is_symlink() else 'one of several names of one file'}, "
+            "expected a file of its own",
+            help="copy the checkpoint out of the cache, and fix the copy",
+        )
+    try:
+        backup = _backup_directory(path)
+        try:
+            _keep(backup, path, before, content, why, status.st_mode & 0o7777)
+            _put_in_place(path, content, status)
+        except BaseException:
+            _forget(backup, path, before)
+            raise
+        synchronise(path.parent)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be replaced: {error.strerror or error}", help="check the directory's permissions and space"
+        ) from error
+    return backup
+
+
+def _put_in_place(path: Path, content: bytes, status: os.stat_result) -> None:
+    staged = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    descriptor = create(staged, status.st_mode & 0o7777)
+    try:
+        fill(descriptor, content, status.st_mode & 0o7777)
+        copy_attributes(status, path, staged)
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _backup_directory(path: Path) -> Path:
+    """A new one, under `UNDO_DIRECTORY`."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    root = path.parent / UNDO_DIRECTORY
+    for directory in (root.parent, root):  # one by one: a link that came with the checkpoint must not lead us away
+        directory.mkdir(exist_ok=True)
+        if directory.is_symlink():
+            raise NotADirectoryError(ENOTDIR, f"{directory} is a symbolic link, expected a directory")
+    backup = root / stamp
+    attempt = 0
+    while True:
+        try:
+            backup.mkdir()
+            return backup
+        except FileExistsError:
+            attempt += 1
+            backup = root / f"{stamp}-{attempt}"
+
+
+def _keep(backup: Path, path: Path, before: bytes, after: bytes, why: str, mode: int) -> None:
+    _write(backup / path.name, before, mode)
+    manifest = {
+        "version": 1,
+        "why": why,
+        "files": {path.name: {"sha256_before": _digest(before), "sha256_after": _digest(after)}},
+    }
+    _write(backup / "manifest.json", json.dumps(manifest, indent=2).encode() + b"\n", 0o644)
+    synchronise(backup)
+
+
+def _forget(backup: Path, path: Path, before: bytes) -> None:
+    """Remove the backup of a file that is what it was, and the directories around it that are empty."""
+    with suppress(OSError):
+        if path.read_bytes() != before:
+            return
+        for name in (path.name, "manifest.json"):
+            (backup / name).unlink(missing_ok=True)
+        for directory in (backup, *list(backup.parents)[:2]):
+            directory.rmdir()
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    fill(create(path, mode), content, mode)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

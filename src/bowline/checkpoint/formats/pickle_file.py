@@ -1,0 +1,200 @@
+"""`pytorch_model.bin`: which tensors it has and where their bytes lie, without torch and without running anything.
+
+`torchzip` reads the archive, `pickle_machine` the pickle in it, by the names that `pickle_names` allows; here, what
+the pickle claims of each tensor is held against the bytes that are there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from types import MappingProxyType
+from typing import Final
+
+from bowline.checkpoint.formats.pickle_machine import LARGEST_PICKLE, run_pickle
+from bowline.checkpoint.formats.pickle_names import Storage, TensorClaim, kind_of
+from bowline.checkpoint.formats.stored_tensor import StoredTensor
+from bowline.checkpoint.formats.strict_json import shown
+from bowline.checkpoint.formats.torch_archive import CONVERT, TorchArchive
+from bowline.checkpoint.places.byte_source import ByteSource
+from bowline.errors import FormatError
+
+__all__ = ["PickledFile", "read_pickle"]
+
+_LONGEST_NAME: Final = 4096
+_MOST_NOTES: Final = 100
+_MOST_BYTES: Final = 1 << 63  # torch counts in an int64
+_FETCH_AGAIN: Final = "fetch the file again, or write it anew with torch.save"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickledFile:
+    """The tensors of one `pytorch_model.bin`, in its own order, and what else was in it.
+
+    Names that share a storage in the file have the same extent: `StoredTensor.same_storage` says so. `notes` has a line
+    for each entry that was left out since it is no tensor (for the first hundred), ready to print. `under` is the key,
+    as ready, of the dictionary that has the tensors, where that is not the one that was saved.
+    """
+
+    tensors: Mapping[str, StoredTensor]
+    notes: tuple[str, ...]
+    under: str | None = None
+
+
+def read_pickle(source: ByteSource) -> PickledFile:
+    """Every tensor that `torch.save` put into `source`: name, dtype, shape, strides and extent. Nothing is executed.
+
+    The tensors are the entries of the dictionary that was saved or, if it has none, of the one dictionary in it that
+    does (`{"state_dict": {...}}`). Read are the archive's directory, `data.pkl`, and the header in front of each
+    storage; no tensor's data.
+
+    Raises:
+        UnsafePickleError: the pickle asks for anything but the rebuilding of tensors; the message names it.
+        FormatError: the file is not an archive of `torch.save`, or is malformed, or larger than the limits here, or
+            its tensors have no place in a `StoredTensor` (quantized, sparse, complex128, a lazy conjugate).
+
+    Example:
+        >>> import io, pickle, zipfile
+        >>> from bowline.checkpoint.places.byte_source import MemoryBytes
+        >>> file = io.BytesIO()
+        >>> with zipfile.ZipFile(file, "w") as archive:
+        ...     archive.writestr("model/data.pkl", pickle.dumps({"weight": print}))
+        >>> read_pickle(MemoryBytes("pytorch_model.bin", file.getvalue()))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        bowline.errors.UnsafePickleError: pytorch_model.bin: the pickle asks for 'builtins.print', expected only ...
+    """
+    archive = TorchArchive(source)
+    data = archive.read(archive.pickle, LARGEST_PICKLE)
+    saved = run_pickle(data, source.name)
+    tensors, notes, under = _state_dict(saved, source.name)
+    if not archive.checksum_holds(archive.pickle, data):
+        notes.insert(0, "data.pkl does not have the checksum that the archive gives")
+    starts: dict[str, int] = {}
+    for tensor in tensors.values():
+        if tensor.storage.key not in starts:
+            starts[tensor.storage.key] = _storage_start(archive, tensor.storage, source.name)
+    stored = {
+        name: _stored_tensor(name, tensor, starts[tensor.storage.key], source) for name, tensor in tensors.items()
+    }
+    return PickledFile(tensors=MappingProxyType(stored), notes=tuple(notes), under=under)
+
+
+def _state_dict(saved: object, where: str) -> tuple[dict[str, TensorClaim], list[str], str | None]:
+    """The tensors by name, from the top or from the one dictionary below that has any, notes on the rest, its key."""
+    if not isinstance(saved, dict):
+        raise _wrong(where, f"{kind_of(saved)} was saved, expected a dictionary of tensors", CONVERT)
+    under: str | None = None
+    left_out: list[tuple[object, object]] = []
+    chosen = saved
+    if saved and not _has_tensors(saved):
+        nested = [(key, value) for key, value in saved.items() if isinstance(value, dict) and _has_tensors(value)]
+        if len(nested) != 1:
+            seen = [f"{shown(key)}: {kind_of(value)}" for key, value in islice(nested or saved.items(), 5)]
+            found = f"{len(nested)} dictionaries of tensors" if nested else "no tensors"
+            more = ", ..." if len(nested or saved) > len(seen) else ""
+            raise _wrong(
+                where,
+                f"{found} ({', '.join(seen)}{more}), expected a dictionary of tensors, or one that holds one",
+                "save the model's state_dict() alone",
+            )
+        ((chosen_key, chosen),) = nested
+        under = shown(chosen_key)
+        left_out = [(key, value) for key, value in saved.items() if key != chosen_key]
+    tensors: dict[str, TensorClaim] = {}
+    for key, value in chosen.items():
+        if isinstance(value, TensorClaim):
+            tensors[_checked_name(key, where)] = value
+        else:
+            left_out.append((key, value))
+    notes = [f"{shown(key)} is left out: {kind_of(value)}, not a tensor" for key, value in left_out[:_MOST_NOTES]]
+    if len(left_out) > _MOST_NOTES:
+        notes.append(f"and {len(left_out) - _MOST_NOTES} more are left out")
+    return tensors, notes, under
+
+
+def _has_tensors(value: Mapping[object, object]) -> bool:
+    return any(isinstance(item, TensorClaim) for item in value.values())
+
+
+def _checked_name(name: object, where: str) -> str:
+    if not isinstance(name, str):
+        raise _wrong(where, f"a tensor under {kind_of(name)}, expected a name", "save the model's state_dict() alone")
+    if len(name) > _LONGEST_NAME:
+        raise _wrong(
+            where, f"a tensor's name has {len(name)} characters, expected at most {_LONGEST_NAME}", _FETCH_AGAIN
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # pickles may hold lone surrogates, which nobody can print or write to JSON
+        raise _wrong(where, f"a tensor is called {shown(name)}, expected Unicode text", _FETCH_AGAIN) from None
+    return name
+
+
+def _storage_start(archive: TorchArchive, storage: Storage, where: str) -> int:
+    """Where the storage begins in the file, once its entry has exactly the bytes that the pickle gives it."""
+    entry = archive.find(f"data/{storage.key}")
+    if entry is None:
+        raise _wrong(where, f"storage {storage.key} is missing, expected an entry data/{storage.key}", _FETCH_AGAIN)
+    if entry.size != storage.nbytes:
+        raise _wrong(
+            where,
+            f"storage {storage.key} has {entry.size} bytes, expected {storage.nbytes} "
+            f"for {storage.numel} elements of {storage.type.path}",
+            _FETCH_AGAIN,
+        )
+    return archive.data_start(entry)
+
+
+def _stored_tensor(name: str, claim: TensorClaim, storage_start: int, source: ByteSource) -> StoredTensor:
+    """The extent that the view covers, once it is known to lie within its storage."""
+    where = f"{source.name}: tensor {shown(name)}"
+    dtype, itemsize = claim.dtype.dtype, claim.dtype.itemsize
+    if dtype is None:
+        raise _wrong(where, f"{claim.dtype.path}, expected a dtype that safetensors has", CONVERT)
+    shape = claim.shape
+    if math.prod(extent for extent in shape if extent) * itemsize >= _MOST_BYTES:
+        raise _wrong(where, f"shape {list(shape)}, expected fewer than 2^63 bytes", _FETCH_AGAIN)
+    numel = math.prod(shape)
+    reach = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, claim.strides, strict=True)) if numel else 0
+    if (claim.offset + reach) * itemsize > claim.storage.nbytes:
+        raise _wrong(
+            where,
+            f"shape {list(shape)} with strides {list(claim.strides)} from element {claim.offset} reaches to byte "
+            f"{(claim.offset + reach) * itemsize}, expected its storage's {claim.storage.nbytes} to be enough",
+            _FETCH_AGAIN,
+        )
+    if numel * itemsize > source.size:  # strides of 0 make a terabyte out of 4 bytes
+        raise _wrong(
+            where,
+            f"shape {list(shape)} with strides {list(claim.strides)} repeats its bytes up to {numel * itemsize}, "
+            f"expected no more than the file's {source.size}",
+            "call .contiguous() on it before torch.save, or leave it out of the state dictionary",
+        )
+    return StoredTensor(
+        name=name,
+        dtype=dtype,
+        shape=shape,
+        file=source.name,
+        offset=storage_start + claim.offset * itemsize,
+        nbytes=reach * itemsize,
+        strides=_gap_strides(shape, claim.strides) if numel else None,
+    )
+
+
+def _gap_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The strides, or None when they are those of the row-major layout: where they matter, on axes longer than 1."""
+    row_major: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        row_major.insert(0, step)
+        step *= extent
+    meant = tuple(
+        plain if extent == 1 else stride for extent, stride, plain in zip(shape, strides, row_major, strict=True)
+    )
+    return None if meant == tuple(row_major) else meant
+
+
+def _wrong(where: str, seen: str, way_out: str) -> FormatError:
+    return FormatError(f"{where}: {seen}", help=way_out)

@@ -1,0 +1,100 @@
+"""The bytes of a safetensors file, written as they come: no tensor is copied, and one at a time is held."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, BinaryIO
+
+from bowline.checkpoint.formats.dtypes import BITS
+from bowline.errors import UsageError
+
+__all__ = ["Payload", "write_payloads"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """A tensor to be written: what the header says of it, and its bytes when its turn comes.
+
+    Arguments:
+        name: the tensor's name in the file.
+        dtype: safetensors' name, a key of `bowline.checkpoint.formats.dtypes.BITS`.
+        shape: the elements along each axis.
+        data: called once, when the bytes are due; returns any C-contiguous buffer (`bytes`, `memoryview`, a numpy
+            array) of them, row-major and little-endian. It is let go before the next tensor is asked for its own:
+            `data` may copy from an accelerator, and memory holds one such copy at a time.
+
+    Raises:
+        UsageError: the dtype is unknown, a size is negative, or the elements do not fill whole bytes.
+
+    Example:
+        >>> Payload(name="t", dtype="BF16", shape=(2, 3), data=lambda: bytes(12)).nbytes
+        12
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Callable[[], Any]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in BITS:
+            raise UsageError(
+                f"{self.name}: dtype {self.dtype!r}, expected one of {', '.join(BITS)}",
+                help="give the dtype by the name that safetensors has for it",
+            )
+        if any(size < 0 for size in self.shape) or prod(self.shape) * BITS[self.dtype] % 8:
+            raise UsageError(
+                f"{self.name}: {self.dtype} of shape {list(self.shape)}, expected elements that fill whole bytes",
+                help="give the tensor's own shape, in elements",
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in the file."""
+        return prod(self.shape) * BITS[self.dtype] // 8
+
+
+def write_payloads(file: BinaryIO, payloads: Iterable[Payload], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a whole safetensors file: widest dtype first, then by name; the header padded with spaces to 8 bytes.
+
+    Raises:
+        UsageError: two tensors have one name, or one has the header's own, `__metadata__`; or the bytes that came are
+            strided, or not as many as dtype and shape say (the file is then half written).
+
+    Example:
+        >>> import io
+        >>> file = io.BytesIO()
+        >>> write_payloads(file, [Payload(name="t", dtype="U8", shape=(2,), data=lambda: b"ab")])
+        >>> file.getvalue()[8:]
+        b'{"t":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}   ab'
+    """
+    order = {dtype: at for at, dtype in enumerate(BITS)}
+    parts = sorted(payloads, key=lambda payload: (-order[payload.dtype], payload.name))
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    taken = {"__metadata__"}
+    end = 0
+    for part in parts:
+        if part.name in taken:
+            raise UsageError(
+                f"{part.name}: a name that is taken, expected each tensor of a file to have its own",
+                help="rename one of the two, or leave it out",
+            )
+        taken.add(part.name)
+        begin, end = end, end + part.nbytes
+        header[part.name] = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [begin, end]}
+    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    file.write(len(encoded).to_bytes(8, "little"))
+    file.write(encoded)
+    for part in parts:
+        with memoryview(part.data()) as view:
+            if view.nbytes != part.nbytes or not view.c_contiguous:
+                raise UsageError(
+                    f"{part.name}: {view.nbytes} bytes for {part.dtype} of shape {list(part.shape)}, "
+                    f"expected {part.nbytes}, one after the other",
+                    help="give the whole tensor, contiguous, in the dtype and shape that are announced",
+                )
+            file.write(view)

@@ -1,0 +1,99 @@
+"""The files of a checkpoint on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from bowline.checkpoint.places.byte_source import LocalFile
+from bowline.checkpoint.places.file_set import FileSet
+from bowline.errors import CheckpointError, NoCheckpointError
+
+__all__ = ["LocalDirectory"]
+
+
+class LocalDirectory(FileSet):
+    """A directory; only files that lie in it are opened, whatever an index or a link says.
+
+    The Hub's cache keeps a snapshot as links into a `blobs` directory beside it: such links stay within the
+    repository and are followed. Any other way out is refused.
+
+    Raises:
+        NoCheckpointError: the directory is not there.
+        CheckpointError: it cannot be listed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.location = os.fspath(path)
+        try:
+            self._root = self.path.resolve(strict=True)
+            with os.scandir(self.path) as entries:
+                self._sizes = dict(sorted(_regular_files(entries)))
+        except FileNotFoundError as error:
+            raise NoCheckpointError(f"{path}: no such directory", help="check the path") from error
+        except (OSError, RuntimeError) as error:  # RuntimeError: Python 3.11's word for a loop of links
+            reason = getattr(error, "strerror", None) or "a loop of symbolic links"
+            raise CheckpointError(
+                f"{path}: cannot be listed: {reason}", help="check the path, its links and its permissions"
+            ) from error
+
+    def sizes(self) -> Mapping[str, int]:
+        return self._sizes
+
+    def open(self, name: str) -> LocalFile:
+        escape = self.way_out(name)
+        if escape:
+            raise CheckpointError(
+                f"{self.location}: {name!r} {escape}, expected a file inside the checkpoint",
+                help="put the file itself into the directory",
+            )
+        return LocalFile(self.path / name, name)
+
+    def has(self, name: str) -> bool:
+        return name in self._sizes or (self.way_out(name) is None and os.path.lexists(self.path / name))
+
+    def way_out(self, name: str) -> str | None:
+        """How `name` leaves the directory (a phrase for a message), or `None` when it stays inside."""
+        pure = PurePosixPath(name)
+        if pure.is_absolute():
+            return "is an absolute path"
+        if ".." in pure.parts:
+            return "climbs out with '..'"
+        if not pure.parts or "\0" in name or "\\" in name:
+            return "is not a file name"
+        try:
+            os.fsencode(name)
+        except UnicodeEncodeError:
+            return "cannot be spelled as a file name in this locale"
+        try:
+            real = (self.path / name).resolve()
+        except (OSError, RuntimeError):
+            return None  # a loop of links: opening it says so
+        inside = (self._root, *_hub_cache_blobs(self._root))
+        if not any(real.is_relative_to(directory) for directory in inside):
+            return "is a link that leads out of the directory"
+        return None
+
+
+def _regular_files(entries: os._ScandirIterator[str]) -> list[tuple[str, int]]:
+    found = []
+    for entry in entries:
+        try:
+            if entry.is_file():
+                found.append((entry.name, entry.stat().st_size))
+            elif entry.is_symlink() and not entry.is_dir():
+                found.append((entry.name, 0))  # broken or looping: opening it will say so
+        except OSError:
+            found.append((entry.name, 0))
+    return found
+
+
+def _hub_cache_blobs(root: Path) -> tuple[Path, ...]:
+    """`models--org--name/snapshots/<commit>`, and every folder in it, keeps its bytes in `models--org--name/blobs`."""
+    return tuple(
+        directory.parent / "blobs"
+        for directory in root.parents
+        if directory.name == "snapshots" and directory.parent.name.startswith("models--")
+    )

@@ -1,0 +1,6 @@
+"""Logits that are computed when something needs them, which the loss does not."""
+
+from bowline.functional.deferred.deferred_logits import DeferredLogits
+from bowline.functional.deferred.head_product import Product
+
+__all__ = ["DeferredLogits", "Product"]

@@ -1,0 +1,176 @@
+"""What logits are, as they were noted: a head's input and matrix, and what a model did to their product."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
+
+from bowline.errors import UsageError
+from bowline.functional.deferred.zero_bias import is_of_zeros
+from bowline.functional.loss import linear_cross_entropy
+
+__all__ = ["Product"]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """outer tanh(scale (hidden weightᵀ + bias)), or without tanh where `outer` is `None`, in `dtype`.
+
+    hidden (..., D), weight (V, D), bias (V,) or `None`. Of where the head stood: `cast` is what autocast multiplied in,
+    if it was on, `grad` whether autograd was, and `seen` what the three were like. What is on where the product is made
+    does not matter. Scale and tanh are taken in `stepped`, the dtype that the logits had when the first of them came.
+    """
+
+    hidden: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    dtype: torch.dtype
+    cast: torch.dtype | None = None
+    grad: bool = True
+    backend: str = "auto"
+    scale: float = 1.0
+    outer: float | None = None
+    stepped: torch.dtype | None = None
+    seen: tuple[TensorVersion | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.seen:
+            object.__setattr__(self, "seen", tuple(map(_seen, (self.hidden, self.weight, self.bias))))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the logits."""
+        return (*self.hidden.shape[:-1], self.weight.shape[0])
+
+    @property
+    def multiplied(self) -> torch.dtype:
+        """The dtype of the product itself."""
+        return self.cast or torch.result_type(self.hidden, self.weight)
+
+    def _as_there(self) -> AbstractContextManager[object]:
+        self._expect_the_same_ends()
+        kind = self.hidden.device.type
+        if self.cast is None and not torch.is_autocast_enabled(kind):
+            return nullcontext()
+        return torch.autocast(kind, self.cast, enabled=self.cast is not None)
+
+    def _expect_the_same_ends(self) -> None:
+        weight = self.weight
+        if weight.ndim != 2 or weight.untyped_storage().nbytes() < weight.numel() * weight.itemsize:
+            raise UsageError(
+                "the head's matrix was freed after the head's forward pass, as a unit of FSDP or ZeRO-3 of its own is; "
+                "expected it to be there when the loss is computed",
+                help="leave the head to the unit of the whole model, and compute the loss in the model (labels=...)",
+            )
+        ends = {"matrix": self.weight, "input": self.hidden, "bias": self.bias}
+        for (name, end), seen in zip(ends.items(), (self.seen[1], self.seen[0], self.seen[2]), strict=True):
+            if _seen(end) != seen:
+                raise UsageError(
+                    f"the head's {name} has changed since the model ran, so its logits of then cannot be computed any "
+                    f"more",
+                    help="use the logits before the optimizer's step, or copy them (logits + 0)",
+                )
+
+    def logits(self) -> torch.Tensor:
+        """All of them, (..., V).
+
+        Raises:
+            UsageError: the matrix is not there any more as it was.
+        """
+        with self._as_there():
+            found = F.linear(self.hidden, self.weight, self.bias)
+        if self.stepped is not None:
+            found = found.to(self.stepped)
+        if self.scale != 1.0:
+            found = found * self.scale
+        if self.outer is not None:
+            found = torch.tanh(found) * self.outer
+        return found.to(self.dtype)
+
+    def cross_entropy(self, labels: torch.Tensor, **options: Any) -> Any:
+        """`torch.nn.functional.cross_entropy` of the logits.
+
+        Raises:
+            UsageError: the matrix is not there any more as it was.
+        """
+        scale = self.scale if self.outer is None else self.scale * self.outer
+        casts = torch.is_autocast_enabled(self.hidden.device.type)  # it makes a loss of half precision float32
+        dtype = torch.promote_types(self.dtype, torch.float32) if casts else self.dtype
+        with self._as_there(), torch.set_grad_enabled(self.grad and torch.is_grad_enabled()):
+            loss = linear_cross_entropy(
+                self.hidden,
+                self.weight,
+                labels,
+                bias=self.bias,
+                logit_scale=scale,
+                softcap=self.outer,
+                backend=self.backend,
+                **options,
+            )
+        return loss.to(dtype)
+
+    def of(self, tokens: slice) -> Product:
+        """The logits of some tokens; a view of the matrix, so its gradient is as large as all of it."""
+        if range(*tokens.indices(len(self.weight))) == range(len(self.weight)):
+            return self
+        return self._with(weight=self.weight[tokens], bias=None if self.bias is None else self.bias[tokens])
+
+    def at(self, hidden: torch.Tensor) -> Product:
+        """The logits of these hidden states, a part of the others or in another shape."""
+        return self._with(hidden=hidden)
+
+    def _with(self, **ends: Any) -> Product:
+        self._expect_the_same_ends()
+        return replace(self, seen=(), **ends)
+
+    def to(self, dtype: torch.dtype) -> Product | None:
+        """The logits in a dtype, unless they have lost digits in another already."""
+        before = self.stepped or self.multiplied
+        lost = torch.promote_types(before, self.dtype) != self.dtype
+        return None if lost and dtype != self.dtype else replace(self, dtype=dtype)
+
+    def times(self, factor: float) -> Product | None:
+        """The logits times a number, where that can be noted."""
+        if self.stepped not in (None, self.dtype):
+            return None
+        if self.outer is not None:
+            return replace(self, outer=self.outer * factor) if factor > 0 else None
+        return replace(self, scale=self.scale * factor, stepped=self.dtype)
+
+    def tanh(self) -> Product | None:
+        """Their tanh, where that can be noted."""
+        if self.outer is not None or self.stepped not in (None, self.dtype):
+            return None
+        return replace(self, outer=1.0, stepped=self.dtype)
+
+    def plus(self, other: torch.Tensor) -> Product | None:
+        """The logits plus a bias (V,), or one of zeros in another dtype, where that can be noted."""
+        one_each = 0 < other.ndim <= self.hidden.ndim and other.numel() == self.weight.shape[0] == other.shape[-1]
+        learns = other.requires_grad and torch.is_grad_enabled()
+        if self.stepped is not None or not one_each or (learns and not self.grad):
+            return None
+        if not self.dtype == other.dtype == self.multiplied:
+            wide = torch.promote_types(self.dtype, other.dtype)
+            return self.to(wide) if not other.requires_grad and is_of_zeros(other) else None
+        bias = other.reshape(-1)
+        return self._with(bias=bias.clone() if self.bias is None else self.bias + bias)  # as it is now
+
+
+class TensorVersion(NamedTuple):
+    """What a tensor was like; `version` counts its changes in place, where they are counted."""
+
+    version: int | None
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _seen(tensor: torch.Tensor | None) -> TensorVersion | None:
+    if tensor is None:
+        return None
+    version = None if tensor.is_inference() else tensor._version
+    return TensorVersion(version, tensor.shape, tensor.dtype, tensor.device)

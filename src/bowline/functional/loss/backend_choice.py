@@ -1,0 +1,66 @@
+"""Which backend `auto` is, by what was asked for, by shape and by device."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from bowline.functional.kernels.function_transforms import in_torch_func
+from bowline.functional.loss.loss_options import check_backend
+from bowline.functional.loss.peer_backends import PEERS
+from bowline.functional.loss.resource_limits import current
+
+__all__ = ["chosen_backend", "pick"]
+
+SMALL = 2**22
+"""Bytes of logits that are not worth doing without."""
+
+
+def chosen_backend(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    reduction: str = "mean",
+    return_lse: bool = False,
+    return_logits: bool = False,
+    backend: str = "auto",
+) -> str:
+    """The backend that `linear_cross_entropy` runs for these arguments, here and now: no "auto".
+
+    Example:
+        >>> hidden, weight = torch.zeros(512, 64), torch.zeros(50000, 64, requires_grad=True)
+        >>> chosen_backend(hidden, weight), chosen_backend(hidden, weight, return_logits=True)
+        ('chunked', 'logits')
+        >>> chosen_backend(hidden[:4], weight)
+        'logits'
+    """
+    check_backend(backend)
+    return pick(hidden, weight, reduction != "none" and not return_lse, return_logits, backend)
+
+
+def pick(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    total: bool,
+    return_logits: bool,
+    backend: str,
+    *others: torch.Tensor | None,
+) -> str:
+    """`total`: one number is wanted, and no position's own. Bias and labels are `others`, of which the class counts."""
+    if backend in ("reference", "torch"):
+        return backend
+    if backend in PEERS:
+        return backend if hidden.numel() else "reference"  # they were not written for no tokens at all
+    if not weight.numel():
+        return "reference"
+    if in_torch_func():
+        return "reference" if backend == "auto" else backend
+    plain = all(type(one) in (torch.Tensor, nn.Parameter, type(None)) for one in (hidden, weight, *others))
+    here = hidden.device == weight.device and hidden.device.type in ("cpu", "cuda")
+    if return_logits or not plain or not here or (torch.compiler.is_compiling() and not total):
+        return "logits"  # which has them; can be traced; leaves the products to a subclass
+    if backend == "chunked":
+        return backend
+    logits = hidden.shape[:-1].numel() * len(weight) * weight.dtype.itemsize
+    enough = SMALL if total else current().scratch(weight)  # each position's own costs a fourth product
+    return "logits" if backend == "logits" or logits <= enough else "chunked"

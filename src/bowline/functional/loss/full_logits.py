@@ -1,0 +1,156 @@
+"""The backend "logits": keeps the logits, and makes nothing else of their size, nor does its backward pass.
+
+Under `torch.compile` it does: one graph has no pieces.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bowline.functional.loss.logits import linear_logits
+from bowline.functional.loss.loss_options import Options
+from bowline.functional.loss.once_differentiable import first_order_only
+from bowline.functional.loss.reference import without
+from bowline.functional.loss.weight_gradient import weight_gradient
+
+__all__ = ["kept_losses"]
+
+
+def kept_losses(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor, options: Options
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The losses and the lse of each position, (...), and the logits (..., V)."""
+    head: Any = _Head  # `apply` has no types
+    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = head.apply(hidden, weight, bias, labels, options)
+    return found
+
+
+def _losses(logits: torch.Tensor, labels: torch.Tensor, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
+    """`reference_losses`, faster: log_softmax reads half precision and writes float32, without a copy between."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    log_p = logits.log_softmax(-1, dtype=wide)
+    lse = logits.amax(-1).to(wide) - log_p.amax(-1)  # of the likeliest token, where the least is lost
+    counted = labels != options.ignore_index
+    target = log_p.gather(-1, labels.masked_fill(~counted, 0)[..., None])[..., 0]
+    losses = options.z_loss * lse.square() - (1 - options.label_smoothing) * target
+    if options.label_smoothing:
+        losses = losses - options.share(logits.shape[-1]) * without(log_p, options.mask_ids).sum(-1)
+    return losses.masked_fill(~counted, 0.0), lse
+
+
+class _Head(torch.autograd.Function):
+    """hidden (..., D) and weight (V, D) to the reference's losses and lse, (...), and to the logits (..., V).
+
+    The losses are computed some rows at a time. The backward pass goes over the vocabulary in blocks, each of
+    which is a part of the weight's gradient of its own, and over rows with a label only: the others' gradient is 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        hidden, weight, bias, labels, options = args
+        logits = linear_logits(
+            hidden,
+            weight,
+            bias=bias,
+            logit_scale=options.logit_scale,
+            softcap=options.softcap,
+            mask_ids=options.mask_ids,
+        )
+        flat = logits.reshape(-1, len(weight))  # (N, V)
+        step = _rows(flat)
+        parts = zip(flat.split(step), labels.reshape(-1).split(step), strict=True)
+        pairs = [_losses(some, theirs, options) for some, theirs in parts]
+        losses, lse = (torch.cat(both).view(labels.shape) for both in zip(*pairs, strict=True))
+        ctx.save_for_backward(hidden, weight, labels, logits, lse)
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        return losses, lse, logits
+
+    @staticmethod
+    @first_order_only
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, labels, logits, lse = ctx.saved_tensors
+        options = ctx.options
+        shape, hidden = hidden.shape, hidden.reshape(-1, hidden.shape[-1])
+        logits, labels, lse = logits.reshape(-1, len(weight)), labels.reshape(-1), lse.reshape(-1)
+        of_loss, of_lse = (None if one is None else one.reshape(-1) for one in grads[:2])
+        of_logits = None if grads[2] is None else grads[2].reshape(-1, len(weight))
+        counted = labels != options.ignore_index
+        of_loss = lse.new_zeros(lse.shape) if of_loss is None else of_loss.masked_fill(~counted, 0.0)
+        of_p = of_loss * (1 + 2 * options.z_loss * lse)
+        rows = None
+        if of_lse is not None:
+            of_p = of_p + of_lse
+        elif of_logits is None and labels.device.type == "cpu" and _has_values(labels):
+            rows = counted.nonzero()[:, 0]
+            rows = rows if len(rows) < len(labels) else None  # nothing is copied where nothing is left out
+        some, target, lse, of_loss, of_p = (
+            one if rows is None else one[rows]
+            for one in (hidden, labels.masked_fill(~counted, 0), lse[:, None], of_loss[:, None], of_p[:, None])
+        )
+        smoothing, softcap, scale = options.label_smoothing, options.softcap, options.logit_scale
+
+        def block(first: int, last: int) -> torch.Tensor:
+            """The gradient of the product's columns from `first` to `last`."""
+            x = logits[:, first:last] if rows is None else logits[:, first:last].index_select(0, rows)
+            gradient: torch.Tensor = (x - lse).exp_().mul_(of_p)
+            if smoothing:
+                gradient -= of_loss * options.share(len(weight))
+            at = (target - first)[:, None]
+            inside = (at >= 0) & (at < last - first)
+            gradient.scatter_add_(1, at.clamp(0, last - first - 1), (smoothing - 1) * of_loss * inside)
+            if of_logits is not None:
+                gradient += of_logits[:, first:last]
+            if softcap is not None:
+                gradient *= 1 - (x / softcap).square()
+            if options.mask_ids:
+                gradient.masked_fill_(x == -torch.inf, 0.0)
+            return gradient.mul_(scale).to(logits.dtype) if scale != 1.0 else gradient.to(logits.dtype)
+
+        wanted, size = ctx.needs_input_grad[:3], _columns(some, weight)
+        if size >= len(weight):
+            gradient = block(0, len(weight))
+            of_weight = gradient.t() @ some if wanted[1] else None
+            of_bias = gradient.sum(0) if wanted[2] else None
+            of_some = gradient @ weight if wanted[0] else None
+        else:
+            of_weight = torch.empty_like(weight) if wanted[1] else None
+            of_bias = weight.new_empty(len(weight)) if wanted[2] else None
+            total = torch.zeros_like(some, dtype=lse.dtype)  # in half precision, blocks are added in float32
+            for first in range(0, len(weight), size):
+                part = slice(first, min(first + size, len(weight)))
+                gradient = block(part.start, part.stop)
+                if of_weight is not None:
+                    torch.mm(gradient.t(), some, out=of_weight[part])
+                if of_bias is not None:
+                    torch.sum(gradient, 0, out=of_bias[part])
+                if wanted[0] and total.dtype == weight.dtype:
+                    total.addmm_(gradient, weight[part])
+                elif wanted[0]:
+                    total += gradient @ weight[part]
+            of_some = total.to(some.dtype) if wanted[0] else None
+        if of_some is not None and rows is not None:
+            of_some = torch.zeros_like(hidden).index_copy_(0, rows, of_some)
+        of_hidden = None if of_some is None else of_some.view(shape)
+        return of_hidden, weight_gradient(ctx, of_weight), of_bias, None, None
+
+
+def _has_values(labels: torch.Tensor) -> bool:
+    """Which to read; in a graph, and of a FakeTensor, there are none."""
+    return type(labels) is torch.Tensor and not torch.compiler.is_compiling()
+
+
+def _rows(logits: torch.Tensor) -> int:
+    """Rows whose losses are computed at once: on the CPU what its cache holds."""
+    if torch.compiler.is_compiling():
+        return max(1, len(logits))
+    return max(1, 2 ** (18 if logits.device.type == "cpu" else 26) // max(1, logits.shape[1]))
+
+
+def _columns(hidden: torch.Tensor, weight: torch.Tensor) -> int:
+    """Columns of the logits whose gradient there is at once."""
+    if torch.compiler.is_compiling():
+        return len(weight)
+    return max(256, 2 ** (21 if weight.device.type == "cpu" else 26) // max(1, len(hidden)))

@@ -1,0 +1,44 @@
+"""The logits themselves, all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
+
+from bowline.functional.loss.loss_options import check_ends, masked_ids
+
+__all__ = ["linear_logits"]
+
+
+def linear_logits(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    mask_ids: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """logits = c tanh(s (hidden weightᵀ + bias) / c), without tanh where there is no softcap c; `mask_ids` at -inf.
+
+    hidden (..., D), weight (V, D), bias (V,); logits (..., V) in the dtype of the product.
+
+    Raises:
+        UsageError: shapes that do not fit, a masked id that is no token, a softcap that is not above 0 and finite.
+
+    Example:
+        >>> linear_logits(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), mask_ids=[0])
+        tensor([[-inf, 7.]])
+    """
+    check_ends(hidden, weight, bias, logit_scale, softcap)
+    masked = masked_ids(mask_ids, weight.shape[0])
+    logits = F.linear(hidden, weight, bias)
+    if logit_scale != 1.0:
+        logits = logits * logit_scale
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    if masked:
+        logits = logits.index_fill(-1, torch.as_tensor(masked, device=logits.device), -torch.inf)
+    return logits

@@ -1,0 +1,158 @@
+"""What the loss is, but for its tensors: one record; and what every backend is told of arguments that do not fit."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from bowline.errors import UsageError
+from bowline.functional.kernels.function_transforms import in_torch_func
+
+__all__ = [
+    "BACKENDS",
+    "Options",
+    "Reduction",
+    "check_arguments",
+    "check_backend",
+    "check_ends",
+    "check_labels",
+    "check_numbers",
+    "masked_ids",
+]
+
+Reduction = Literal["mean", "sum", "none"]
+BACKENDS = ("auto", "reference", "logits", "chunked", "torch", "liger", "quack", "cut_cross_entropy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The loss of one position, from its logits: see `linear_cross_entropy`, whose arguments these are."""
+
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    mask_ids: tuple[int, ...] = ()
+
+    def share(self, size: int) -> float:
+        """The target of each token that smoothing spreads over, of a vocabulary of `size`."""
+        return self.label_smoothing / max(1, size - len(self.mask_ids))
+
+
+def check_ends(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, logit_scale: float, softcap: float | None
+) -> None:
+    """Hidden (..., D), weight (V, D) and bias (V,) fit, and are numbers that have gradients."""
+    check_numbers(logit_scale=logit_scale, softcap=softcap)
+    if hidden.ndim < 1 or weight.ndim != 2 or hidden.shape[-1] != weight.shape[1]:
+        raise UsageError(
+            f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)}: do not fit, expected (..., D) and (V, D)"
+        )
+    for name, tensor in (("hidden", hidden), ("weight", weight)):
+        if tensor.is_quantized or not tensor.is_floating_point():
+            raise UsageError(f"{name} of {tensor.dtype}: expected floating point", help="dequantise it first")
+    kind = weight.device.type
+    casts = kind != "meta" and torch.is_autocast_enabled(kind)
+    if hidden.dtype != weight.dtype and not casts:
+        raise UsageError(
+            f"hidden of {hidden.dtype} and weight of {weight.dtype}: expected one dtype",
+            help="cast one, or use autocast",
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise UsageError(
+            f"bias {tuple(bias.shape)} for weight {tuple(weight.shape)}: expected {tuple(weight.shape[:1])}"
+        )
+    if bias is not None and bias.dtype != weight.dtype and not (bias.is_floating_point() and casts):
+        raise UsageError(f"bias of {bias.dtype} and weight of {weight.dtype}: expected one dtype", help="cast the bias")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise UsageError(f"softcap={softcap!r}: expected a number above 0, or None")
+
+
+def check_numbers(**options: Any) -> None:
+    """None of them is a tensor, whose gradient would be lost."""
+    for name, value in options.items():
+        if isinstance(value, torch.Tensor):
+            raise UsageError(
+                f"{name} is a tensor: expected a number, which has no gradient",
+                help=f"float({name}); a scale that learns belongs into hidden and bias",
+            )
+
+
+def masked_ids(mask_ids: Any, size: int) -> tuple[int, ...]:
+    """Each once; they are tokens, and some token is not masked."""
+    given = mask_ids.tolist() if hasattr(mask_ids, "tolist") else mask_ids
+    if isinstance(given, list) and any(isinstance(one, bool) for one in given):
+        raise UsageError("mask_ids of bool: expected ids of tokens, as [0, 1]", help="mask.nonzero()[:, 0]")
+    try:
+        found = tuple(dict.fromkeys(operator.index(token) for token in (() if given is None else given)))
+    except TypeError:
+        raise UsageError(f"mask_ids={mask_ids!r}: expected ids of tokens, as [0, 1]") from None
+    for token in found:
+        if not 0 <= token < size:
+            raise UsageError(f"mask_ids has {token}, and the head has {size} rows: expected 0 to {size - 1}")
+    if size and len(found) == size:
+        raise UsageError(f"mask_ids has all {size} tokens: expected some that can be predicted")
+    return found
+
+
+def check_backend(backend: str) -> None:
+    """Whether there is one of that name."""
+    if backend not in BACKENDS:
+        raise UsageError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
+
+
+def check_arguments(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    class_weight: torch.Tensor | None,
+    label_smoothing: float,
+    reduction: str,
+    backend: str,
+) -> None:
+    """What is not about the ends alone; `check_ends` comes before."""
+    check_backend(backend)
+    if reduction not in ("mean", "sum", "none"):
+        raise UsageError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'none'")
+    if labels.shape != hidden.shape[:-1]:
+        raise UsageError(
+            f"labels {tuple(labels.shape)} for hidden {tuple(hidden.shape)}: expected {tuple(hidden.shape[:-1])}"
+        )
+    if labels.dtype != torch.int64:
+        raise UsageError(f"labels of {labels.dtype}: expected torch.int64", help="labels.long()")
+    if class_weight is not None and class_weight.shape != weight.shape[:1]:
+        raise UsageError(f"class_weight {tuple(class_weight.shape)}: expected {tuple(weight.shape[:1])}, one a token")
+    if not 0 <= label_smoothing <= 1:
+        raise UsageError(f"label_smoothing={label_smoothing!r}: expected 0 to 1")
+
+
+def check_labels(labels: torch.Tensor, size: int, options: Options) -> None:
+    """On the CPU. Elsewhere reading values would stop the queue: such a loss is NaN, or torch's own assertion fails.
+
+    A label of another class, as a FakeTensor, has no value to read, nor has one under `torch.func.vmap`.
+    """
+    if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0 or in_torch_func():
+        return
+    if type(labels) is not torch.Tensor:
+        return
+    ignored = options.ignore_index
+    wrong = (labels != ignored) & ((labels < 0) | (labels >= size))
+    if wrong.any():
+        at = wrong.nonzero()[0].tolist()
+        raise UsageError(
+            f"label {int(labels[wrong][0])}: expected 0 to {size - 1}, or {ignored} where there is none; "
+            f"at position {tuple(at)}"
+        )
+    for token in options.mask_ids:
+        found = labels == token
+        if token != ignored and found.any():
+            at = found.nonzero()[0].tolist()
+            raise UsageError(
+                f"label {token}: is masked, so its loss would be infinite; at position {tuple(at)}",
+                help=f"label such positions {ignored}; or do not mask the token",
+            )

@@ -1,0 +1,56 @@
+"""A backward pass that cannot be differentiated says so, also where nothing but the saved tensors would tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+
+from bowline.errors import UsageError
+from bowline.functional.kernels.function_transforms import is_batched
+
+__all__ = ["first_order_only"]
+
+Gradients = tuple[torch.Tensor | None, ...]
+
+
+class _Refusal(torch.autograd.Function):
+    """A gradient as it is, which depends on `ends` in a way that nobody derived."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor, *ends: torch.Tensor) -> torch.Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
+        raise UsageError(
+            "second-order gradients of linear_cross_entropy: this backend has first-order ones only",
+            help='backend="reference"',
+        )
+
+
+def first_order_only(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """`once_differentiable`, which looks at incoming gradients alone: here the saved tensors count too.
+
+    The first tensors that the Function saves are those that its gradients depend on.
+    """
+
+    @wraps(backward)
+    def once(ctx: Any, *grads: torch.Tensor | None) -> Gradients:
+        if any(one is not None and is_batched(one) for one in grads):
+            raise UsageError(
+                "batched gradients of linear_cross_entropy: this backend takes one at a time",
+                help='backend="reference"',
+            )
+        graph = torch.is_grad_enabled()  # create_graph=True
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        if not graph or torch.compiler.is_compiling():
+            return found
+        ends = [one for one in (*ctx.saved_tensors, *grads) if one is not None and one.requires_grad]
+        refuse: Any = _Refusal
+        return tuple(None if one is None else refuse.apply(one, *ends) for one in found) if ends else found
+
+    return once

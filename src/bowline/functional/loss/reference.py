@@ -1,0 +1,53 @@
+"""What is computed, in a few lines of torch that say it; and how positions become one number."""
+
+from __future__ import annotations
+
+import torch
+
+from bowline.functional.loss.loss_options import Options, Reduction
+
+__all__ = ["position_weights", "reduced", "reference_losses", "without"]
+
+
+def reference_losses(logits: torch.Tensor, labels: torch.Tensor, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
+    """-(1 - e) log p[label] - e mean(log p) + z lse², 0 where there is no label: (...), and lse (...)."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    lse = logits.logsumexp(-1)
+    counted = labels != options.ignore_index
+    target = logits.gather(-1, labels.masked_fill(~counted, 0)[..., None])[..., 0]
+    losses = lse - (1 - options.label_smoothing) * target + options.z_loss * lse.square()
+    if options.label_smoothing:
+        losses = losses - options.share(logits.shape[-1]) * without(logits, options.mask_ids).sum(-1)
+    return losses.masked_fill(~counted, 0.0), lse
+
+
+def without(logits: torch.Tensor, mask_ids: tuple[int, ...]) -> torch.Tensor:
+    """0 where ids are masked: smoothing does not spread over them."""
+    if not mask_ids:
+        return logits
+    return logits.index_fill(-1, torch.tensor(mask_ids, dtype=torch.int64, device=logits.device), 0.0)
+
+
+def position_weights(
+    labels: torch.Tensor, ignore_index: int, class_weight: torch.Tensor | None, dtype: torch.dtype, reduction: Reduction
+) -> torch.Tensor:
+    """The factor of each position's loss, (...): 0 where there is no label; for a mean, the mean's.
+
+    Without any label the mean is 0, and so is its gradient.
+    """
+    counted = labels != ignore_index
+    weights = counted.to(dtype)
+    if class_weight is None and reduction == "mean":
+        return weights / counted.sum().clamp(min=1)
+    if class_weight is not None:
+        weights = weights * class_weight.to(dtype)[labels.masked_fill(~counted, 0)]
+    if reduction != "mean":
+        return weights
+    divisor = weights.sum()
+    return weights / divisor.masked_fill(divisor == 0, 1.0)
+
+
+def reduced(losses: torch.Tensor, weights: torch.Tensor, reduction: Reduction) -> torch.Tensor:
+    """(...) losses and their factors to one number, or for "none" to (...)."""
+    losses = losses * weights
+    return losses if reduction == "none" else losses.sum()

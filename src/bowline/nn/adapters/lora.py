@@ -1,0 +1,325 @@
+"""Merging a peft model's LoRA into its base, right where the base is tied.
+
+A merge adds each adapter's delta to the matrix under it. Where two modules share that matrix, a delta that was trained
+at one end reaches the other, and a delta that both ends carry is added twice. Here each shared matrix is looked at
+first: ends that the adapters treat alike stay tied and get the delta once, ends that they treat unlike are parted.
+peft is not imported: its layers are known by what they hold.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+import torch
+from torch import nn
+
+from bowline.errors import TieError, UsageError
+from bowline.nn.config.head_scaling import head_scale, set_scaling
+from bowline.nn.ties.declared_ties import declared_ties
+from bowline.nn.ties.ends import makes_logits
+from bowline.nn.ties.module_sizes import fit_sizes
+from bowline.nn.ties.untying import untie_weights
+from bowline.nn.tree.slots import Slot, slots
+from bowline.tie import Tie
+
+__all__ = ["merge_lora"]
+
+Parts: TypeAlias = dict[str, torch.Tensor]
+
+PEFT_ON_TIES = r"Model with `tie_word_embeddings=True`|Input and output embeddings are no longer tied after merging"
+"""What peft says when it merges onto a tie; here it has been seen to."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """A parameter that the merged model will hold: where, under which adapters, and where its wrapper hangs."""
+
+    slot: Slot
+    layers: tuple[Any, ...]
+    parent: nn.Module
+    child: str
+
+    @property
+    def name(self) -> str:
+        """Its name in the base model."""
+        return self.slot.name
+
+    def bare(self, undo: ExitStack) -> None:
+        """Take the adapters off."""
+        undo.callback(self.parent._modules.__setitem__, self.child, self.parent._modules[self.child])
+        self.parent._modules[self.child] = self.slot.module
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delta:
+    """What one adapter does to a parameter, in words; and the parts that make two of them the same, if they can be."""
+
+    text: str
+    parts: Parts | None
+
+
+def merge_lora(model: nn.Module, *, on_tie: Literal["raise", "untie"] = "raise") -> nn.Module:
+    """Merge the adapters of a peft model; returns the base model, which computes what `model` computed.
+
+    Every active adapter is merged as peft merges it. A tie stays when both ends carry the same adapter
+    (`ensure_weight_tying=True`), whose delta is then added once, or none. It cannot stay when an adapter sits at one
+    end only, when the two ends carry different ones, or when `modules_to_save` trained a copy: the default refuses,
+    `on_tie="untie"` gives each end a matrix with its own delta and clears `tie_word_embeddings`, so that a save keeps
+    the head. As with peft, `model` is used up.
+
+    Raises:
+        UsageError: `model` is no peft model with adapters to merge, or is used up; a LoRA bias where the base has none.
+        TieError: a tie that cannot stay, or one that `merge_adapter()` has merged onto already; `model` is as it was.
+
+    Example:
+        >>> from peft import LoraConfig, get_peft_model
+        >>> tiny = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9, bias=False)})
+        >>> tiny["lm_head"].weight = tiny["wte"].weight
+        >>> adapted = get_peft_model(tiny, LoraConfig(target_modules=["lm_head"], r=2, lora_alpha=4))
+        >>> merge_lora(adapted)
+        Traceback (most recent call last):
+        ...
+        bowline.errors.TieError: lm_head.weight <- wte.weight: lm_head.weight has the adapter 'default' (LoRA of rank 2,
+        scaling 2.0) and wte.weight no adapter; one matrix cannot hold both (help: on_tie="untie" gives each end its
+        own; ensure_weight_tying=True in LoraConfig trains one adapter for both)
+        >>> merged = merge_lora(adapted, on_tie="untie")
+        >>> merged["lm_head"].weight is merged["wte"].weight
+        False
+    """
+    if on_tie not in ("raise", "untie"):
+        raise UsageError(f"on_tie={on_tie!r}: expected 'raise' or 'untie'")
+    base = _base_of(model)
+    before = {place.name: place.slot.tensor for place in _places(base, base, "", trained=False)}
+    places = list(_places(base, base, "", trained=True))
+    _check_biases(places)
+    knots = [_alike(knot) for knot in _knots(places, before)]
+    for groups in knots:
+        _check_knot(groups, before, on_tie)
+    scale = head_scale(base)  # asked while the flag stands
+    with ExitStack() as undo:
+        for groups in knots:
+            _prepare(groups, undo)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", PEFT_ON_TIES, UserWarning)
+            merged = cast(nn.Module, cast(Any, model).merge_and_unload())
+        undo.pop_all()
+    for place in (place for groups in knots for group in groups for place in group):
+        fit_sizes(place.slot)  # peft states those of a tied `modules_to_save` head the wrong way round
+    if any(len(groups) > 1 for groups in knots):
+        _untie_declared(merged, before, scale)
+    return merged
+
+
+def _base_of(model: nn.Module) -> nn.Module:
+    """The model inside `PeftModel(LoraModel(base))`, or inside a bare `LoraModel`, with peft's layers in it."""
+    tuner = getattr(model, "_modules", {}).get("base_model", model)
+    base = getattr(tuner, "_modules", {}).get("model")
+    if base is None or not hasattr(model, "merge_and_unload"):
+        raise UsageError(
+            f"{type(model).__name__}: has no adapters to merge, expected a peft model",
+            help="peft.get_peft_model(model, LoraConfig(...)) or PeftModel.from_pretrained makes one",
+        )
+    if all(_below(module, trained=False) is None for module in base.modules()):
+        raise UsageError(
+            f"{type(model).__name__}: its adapters are merged already", help="use the model that merge_lora returned"
+        )
+    return cast(nn.Module, base)
+
+
+def _places(module: nn.Module, parent: nn.Module, path: str, *, trained: bool) -> Iterator[Place]:
+    """Every parameter of the base model by its name there: what it holds now, or (`trained`) what a merge leaves."""
+    child = path.rpartition(".")[2]
+    inner, layers = module, []
+    while (below := _below(inner, trained=trained)) is not None:
+        if "base_layer" in inner._modules:
+            layers.append(inner)
+        inner = below
+    for attribute, parameter in inner._parameters.items():
+        if parameter is not None:
+            name = f"{path}.{attribute}" if path else attribute
+            yield Place(Slot(name, inner, attribute), tuple(layers), parent, child)
+    for name, module_below in inner._modules.items():
+        if module_below is not None:
+            yield from _places(module_below, inner, f"{path}.{name}" if path else name, trained=trained)
+
+
+def _below(module: Any, *, trained: bool) -> nn.Module | None:
+    """What one of peft's layers lies over; `None` for any other module."""
+    inside = module._modules
+    if not hasattr(module, "active_adapters"):
+        return None
+    only = inside.get("base_layer") or inside.get("token_adapter")
+    if only is not None or "modules_to_save" not in inside:
+        return cast("nn.Module | None", only)
+    active = module.active_adapters if trained else []
+    copies = inside["modules_to_save"]
+    return cast(nn.Module, copies[active[0]] if active and active[0] in copies else inside["original_module"])
+
+
+def _knots(places: list[Place], before: Parts) -> Iterator[list[Place]]:
+    """The places whose parameter the base model shares, embeddings first."""
+    held: dict[int, list[Place]] = {}
+    for place in places:
+        if place.name in before:
+            held.setdefault(id(before[place.name]), []).append(place)
+    for knot in held.values():
+        if len(knot) > 1:
+            yield sorted(knot, key=lambda place: not isinstance(place.slot.module, nn.Embedding))
+
+
+def _alike(knot: list[Place]) -> list[list[Place]]:
+    """The places of a knot in groups that the adapters treat alike."""
+    groups: list[list[Place]] = []
+    for place in knot:
+        group = next((group for group in groups if _same(group[0], place)), None)
+        if group is None:
+            groups.append([place])
+        else:
+            group.append(place)
+    return groups
+
+
+def _same(one: Place, other: Place) -> bool:
+    """Whether a merge gives both places the same values: one parameter now, and deltas of the same bits."""
+    ours, theirs = list(_deltas(one)), list(_deltas(other))
+    return (
+        one.slot.tensor is other.slot.tensor
+        and len(ours) == len(theirs)
+        and all(_equal(a.parts, b.parts) for a, b in zip(ours, theirs, strict=True))
+    )
+
+
+def _equal(one: Parts | None, other: Parts | None) -> bool:
+    if one is None or other is None or one.keys() != other.keys():
+        return False
+    return all(torch.equal(one[key], other[key]) for key in one)
+
+
+def _deltas(place: Place) -> Iterator[Delta]:
+    """What each active adapter does to this parameter."""
+    for layer in place.layers:
+        for adapter in layer.active_adapters:
+            if (delta := _delta(layer, adapter, place.slot.attribute)) is not None:
+                yield delta
+
+
+def _delta(layer: Any, adapter: str, attribute: str) -> Delta | None:
+    if adapter in getattr(layer, "trainable_tokens_delta", {}):
+        rows, indices = layer.trainable_tokens_delta[adapter], torch.tensor(layer.token_indices[adapter])
+        text = f"the adapter {adapter!r} ({len(indices)} trained rows)"
+        return Delta(text, {"rows": rows.detach(), "indices": indices}) if attribute == "weight" else None
+    if adapter not in layer._get_available_adapters():
+        return None
+    factors = _factors(layer, adapter)
+    if factors is None:
+        return Delta(f"the adapter {adapter!r} ({type(layer).__name__})", None)
+    if attribute == "bias" and not layer.lora_bias[adapter]:
+        return None
+    variant, scaling = layer.lora_variant.get(adapter), layer.scaling[adapter]
+    kind = "LoRA" if variant is None else type(variant).__name__
+    text = f"the adapter {adapter!r} ({kind} of rank {layer.r[adapter]}, scaling {scaling})"
+    if variant is not None or layer.lora_bias[adapter]:
+        return Delta(text, None)
+    left, right = factors
+    return Delta(text, {"left": left, "right": right, "scaling": torch.tensor(scaling, dtype=torch.float64)})
+
+
+def _factors(layer: Any, adapter: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The two matrices whose product is the delta, in a head's order; an embedding's LoRA is a head's transposed.
+
+    Products are not compared: two orders of summation round differently. `None` where the delta is more than the
+    product of two modules, as AdaLoRA's is.
+    """
+    if adapter in getattr(layer, "lora_embedding_A", {}):
+        return layer.lora_embedding_A[adapter].detach().T, layer.lora_embedding_B[adapter].detach().T
+    if hasattr(layer, "parameter_name") or not isinstance(getattr(layer, "lora_A", None), nn.ModuleDict):
+        return None
+    if adapter in layer.lora_A:
+        return layer.lora_B[adapter].weight.detach(), layer.lora_A[adapter].weight.detach()
+    return None
+
+
+def _check_biases(places: list[Place]) -> None:
+    """peft finds this out halfway through a merge."""
+    for place in places:
+        for layer in place.layers:
+            bias = getattr(place.slot.module, "bias", None)
+            for adapter in layer.active_adapters:
+                if bias is None and getattr(layer, "lora_bias", {}).get(adapter):
+                    raise UsageError(
+                        f"{place.name}: the adapter {adapter!r} has a bias (lora_bias=True) and the layer has none",
+                        help="give the base layer a bias of zeros before the adapter is put on",
+                    )
+
+
+def _check_knot(groups: list[list[Place]], before: Parts, on_tie: str) -> None:
+    source = groups[0][0]
+    for place in (place for group in groups for place in group):
+        done = [adapter for layer in place.layers for adapter in layer.merged_adapters]
+        if done:
+            raise TieError(
+                f"{Tie(place.name, source.name) if place is not source else place.name}: {done[0]!r} is merged into "
+                "the shared matrix already, so every end has its delta",
+                help="model.unmerge_adapter() first",
+            )
+    for group in groups[1:]:
+        target = group[0]
+        tie = Tie(target.name, source.name)
+        if on_tie == "raise":
+            raise TieError(
+                f"{tie}: {target.name} has {_said(target, before)} and {source.name} {_said(source, before)}; "
+                "one matrix cannot hold both",
+                help='on_tie="untie" gives each end its own; ensure_weight_tying=True in LoraConfig trains one adapter '
+                "for both",
+            )
+        for other in (place for earlier in groups if earlier is not group for place in earlier):
+            if any(place.slot.same_place(other.slot) for place in group):
+                raise TieError(
+                    f"{tie}: one module under two names, with an adapter over one of them, so they cannot be parted",
+                    help="untie_weights(model) before the adapter is put on",
+                )
+
+
+def _said(place: Place, before: Parts) -> str:
+    copied = [] if place.slot.tensor is before[place.name] else ["a trained copy (modules_to_save)"]
+    return " and ".join([*copied, *(delta.text for delta in _deltas(place))]) or "no adapter"
+
+
+def _prepare(groups: list[list[Place]], undo: ExitStack) -> None:
+    """Leave of the source's group one place with its adapters, and give every other place a parameter of its own."""
+    kept, *parted = groups
+    for place in kept[1:]:
+        if any(True for _ in _deltas(place)):
+            place.bare(undo)
+    taken = [kept[0].slot.tensor]
+    for place in (place for group in parted for place in group):
+        shared = place.slot.tensor
+        if any(shared is other for other in taken):
+            undo.callback(place.slot.put, cast(nn.Parameter, shared))
+            place.slot.put(nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad))
+        taken.append(shared)
+
+
+def _untie_declared(merged: nn.Module, before: Parts, scale: float) -> None:
+    """Where a declared tie was given up, give up all that the same flag gates, and clear it."""
+    known = slots(merged)
+    declared = [
+        tie
+        for tie in declared_ties(merged, flag=True)
+        if {tie.target, tie.source} <= known.keys() & before.keys() and before[tie.target] is before[tie.source]
+    ]
+    held = [tie for tie in declared if known[tie.target].tensor is known[tie.source].tensor]
+    parted = [(known[tie.target], known[tie.source]) for tie in declared if tie not in held]
+    if not parted:
+        return
+    heads = {id(target.tensor): target.tensor for target, source in parted if makes_logits(target, source)}
+    untie_weights(merged, held)
+    if heads and scale != 1.0:
+        with torch.no_grad():
+            for head in heads.values():
+                head.mul_(scale)
+        set_scaling(merged, False)

@@ -1,0 +1,158 @@
+"""A tie is a fact of one moment: this watches it through a whole training run, and stops the run where it breaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from bowline.errors import TieError, UsageError
+from bowline.nn.guards.trainer_callbacks import lightning_callback, trainer_callback
+from bowline.nn.ties.declared_ties import Ties, as_ties, declared_ties
+from bowline.nn.ties.optimizer_groups import expect_groups
+from bowline.nn.ties.shared_parameters import find_ties
+from bowline.nn.ties.tie_check import check_ties
+from bowline.tie import Tie
+
+__all__ = ["TieGuard"]
+
+WAY_OUT = (
+    'tie_weights(model, guard.ties, optimizer=optimizer, on_conflict="source" or "target") ties them again; '
+    "untie_weights(model) gives them up, and then the guard goes too"
+)
+
+
+class TieGuard:
+    """Raises at the step at which a tie of `model` stops being one `Parameter`.
+
+    What breaks a tie in the middle of a run breaks it silently: `model.lm_head = nn.Linear(...)`,
+    `load_state_dict(assign=True)`, a parametrization, `to_empty`. `ties` are those that are declared or shared now,
+    unless they are given. Both ends are looked up by name from `model` at every check, and compared by identity: a
+    check costs a few microseconds, whatever the model's size. The guard holds the model that it was given, so it goes
+    on working when that model is wrapped later (DDP, `torch.compile`, accelerate). `optimizer` is looked at when the
+    guard is made, and again to explain a broken tie.
+
+    Raises:
+        TieError: there is no tie to guard, or one that does not hold now.
+        UsageError: `every` is no positive number of steps.
+
+    Example:
+        >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9, bias=False)})
+        >>> model["lm_head"].weight = model["wte"].weight
+        >>> from torch.optim import SGD
+        >>> optimizer = SGD(model.parameters(), lr=0.1)
+        >>> guard = TieGuard(model, optimizer=optimizer)
+        >>> with guard.attach(optimizer):
+        ...     model["lm_head"] = nn.Linear(4, 9, bias=False)
+        ...     optimizer.step()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        bowline.errors.TieError: after 1 guarded step, 1 of 1 ties does not hold: lm_head.weight <- wte.weight ...
+    """
+
+    def __init__(
+        self, model: nn.Module, ties: Ties | None = None, *, every: int = 1, optimizer: Optimizer | None = None
+    ) -> None:
+        if not isinstance(every, int) or every < 1:
+            raise UsageError(f"every={every!r}: expected a number of steps, 1 or more")
+        self.model = model
+        self.ties = as_ties([*declared_ties(model), *find_ties(model)] if ties is None else ties)
+        self.every = every
+        self.optimizer = optimizer
+        self.steps = 0
+        if not self.ties:
+            raise TieError(
+                f"{type(model).__name__}: nothing is tied, neither declared nor shared, so there is nothing to guard",
+                help="tie_weights first, or name the ties: TieGuard(model, [(target, source)])",
+            )
+        check_ties(model, self.ties, optimizer=optimizer).raise_if_broken()
+        self._ends = tuple((tie, _place(tie.target), _place(tie.source)) for tie in self.ties)
+
+    def check(self) -> None:
+        """Every tie is one `Parameter` now: identity only, values are not read.
+
+        Raises:
+            TieError: one is not; the message names both tensors and says how they stand.
+        """
+        broken = []
+        for tie, target, source in self._ends:
+            held = _held(self.model, target)
+            if held is None or held is not _held(self.model, source):
+                broken.append(tie)
+        if broken:
+            self._explain(broken)
+
+    def step(self) -> None:
+        """Count one step, and `check` at every `every`-th.
+
+        Raises:
+            TieError: as `check`.
+        """
+        self.steps += 1
+        if self.steps % self.every == 0:
+            self.check()
+
+    def attach(self, optimizer: Optimizer) -> RemovableHandle:
+        """Have each `optimizer.step()` end with `self.step()`; the handle's `remove()`, or its `with`, ends that.
+
+        A step that raises has been taken: the hook runs after it.
+        """
+        expect_groups(optimizer)
+        inner: Any = optimizer
+        while isinstance(getattr(inner, "optimizer", None), Optimizer):  # accelerate's and Lightning's run no hooks
+            inner = inner.optimizer
+        handle: RemovableHandle = inner.register_step_post_hook(lambda *_: self.step())
+        return handle
+
+    def trainer_callback(self) -> Any:
+        """A `transformers.TrainerCallback`: `step` after each step, `check` at the beginning, at saves and at the end.
+
+        Raises:
+            UsageError: transformers is not installed.
+        """
+        return trainer_callback(self)
+
+    def lightning_callback(self) -> Any:
+        """A Lightning `Callback`: `step` after each batch, `check` at the beginning, before saves and at the end.
+
+        Raises:
+            UsageError: neither lightning nor pytorch_lightning is installed.
+        """
+        return lightning_callback(self)
+
+    def _explain(self, broken: list[Tie]) -> None:
+        """The slow look, which has the last word."""
+        try:
+            check_ties(self.model, broken, optimizer=self.optimizer).raise_if_broken()
+        except TieError as error:
+            when = f"after {self.steps} guarded step{'s' * (self.steps != 1)}, " if self.steps else ""
+            raise TieError(when + error.message, help=WAY_OUT) from None
+
+
+Place = tuple[tuple[str, ...], str]
+"""The modules on the way from the root, and the tensor's name in the last one."""
+
+
+def _place(name: str) -> Place:
+    *modules, attribute = name.split(".")
+    return tuple(modules), attribute
+
+
+def _held(model: nn.Module, place: Place) -> Any:
+    """What hangs at `place` now, or `None`. A wrapper on the way (a compiled layer, a LoRA layer) shows what it wraps.
+
+    By `_modules` and `_parameters` where that will do: it is faster than `get_submodule` and `getattr`.
+    """
+    modules, attribute = place
+    module: Any = model
+    for name in modules:
+        below = module._modules[name] if name in module._modules else None  # noqa: SIM401 - TorchScript's has no get
+        module = getattr(module, name, None) if below is None else below
+        if not isinstance(module, nn.Module):
+            return None
+    parameter = module._parameters[attribute] if attribute in module._parameters else None  # noqa: SIM401
+    if parameter is not None or parametrize.is_parametrized(module, attribute):  # that would be computed, and not held
+        return parameter
+    return getattr(module, attribute, None)

@@ -1,0 +1,110 @@
+"""A guard of ties as transformers' Trainer and Lightning's want to be told: when they call, and what is asked then."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, Protocol
+
+from torch import nn
+
+from bowline.errors import UsageError
+
+__all__ = ["lightning_callback", "trainer_callback"]
+
+LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
+"""One library under two names, whose classes are not each other's."""
+
+
+class Guard(Protocol):
+    """What the callbacks ask of a `TieGuard`."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def check(self) -> object: ...
+
+    def step(self) -> object: ...
+
+
+class TrainerHooks:
+    """What `transformers.Trainer` calls. A step is one update of the weights, however many batches went into it."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    def on_train_begin(
+        self, args: object, state: object, control: object, model: nn.Module | None = None, **more: object
+    ) -> None:
+        if model is not None:
+            _expect_guarded(self.guard, model)
+        self.guard.check()
+
+    def on_step_end(self, args: object, state: object, control: object, **more: object) -> None:
+        self.guard.step()
+
+    def on_save(self, args: object, state: object, control: object, **more: object) -> None:
+        self.guard.check()
+
+    def on_train_end(self, args: object, state: object, control: object, **more: object) -> None:
+        self.guard.check()
+
+
+class LightningHooks:
+    """What Lightning's `Trainer` calls. It has no call after an update: a step is one batch."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    def on_train_start(self, trainer: object, pl_module: nn.Module) -> None:
+        _expect_guarded(self.guard, pl_module)
+        self.guard.check()
+
+    def on_train_batch_end(self, trainer: object, pl_module: nn.Module, *batch: object) -> None:
+        self.guard.step()
+
+    def on_save_checkpoint(self, trainer: object, pl_module: nn.Module, checkpoint: object) -> None:
+        self.guard.check()
+
+    def on_train_end(self, trainer: object, pl_module: nn.Module) -> None:
+        self.guard.check()
+
+
+def trainer_callback(guard: Guard) -> Any:
+    """`TrainerHooks` as a `transformers.TrainerCallback`.
+
+    Raises:
+        UsageError: transformers is not installed.
+    """
+    try:
+        base = import_module("transformers").TrainerCallback
+    except ImportError as error:
+        raise UsageError("trainer_callback: transformers is not installed", help="pip install transformers") from error
+    return type("TieGuardCallback", (TrainerHooks, base), {})(guard)
+
+
+def lightning_callback(guard: Guard) -> Any:
+    """`LightningHooks` as a `Callback` of the Lightning that is in use.
+
+    Raises:
+        UsageError: neither lightning nor pytorch_lightning is installed.
+    """
+    for name in sorted(LIGHTNING, key=lambda name: name not in sys.modules):  # the one that is imported already, first
+        try:
+            base = import_module(name).Callback
+        except ImportError:
+            continue
+        return type("TieGuardCallback", (LightningHooks, base), {})(guard)
+    raise UsageError(
+        "lightning_callback: neither lightning nor pytorch_lightning is installed", help="pip install lightning"
+    )
+
+
+def _expect_guarded(guard: Guard, trained: nn.Module) -> None:
+    """A guard of another model (`model_init`, a copy) would watch nothing, and never say so."""
+    if {id(module) for module in guard.model.modules()}.isdisjoint(id(module) for module in trained.modules()):
+        raise UsageError(
+            f"the trainer trains a {type(trained).__name__} that shares no module with the guard's "
+            f"{type(guard.model).__name__}, expected the guarded model",
+            help="make the guard of the model that is trained: TieGuard(trainer.model)",
+        )

@@ -1,0 +1,51 @@
+"""A head that leaves its logits to whoever needs them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+from bowline.functional.deferred.deferred_logits import DeferredLogits
+from bowline.functional.deferred.graph_breaks import in_one_graph, uncompiled
+from bowline.functional.deferred.head_product import Product
+from bowline.functional.kernels.function_transforms import in_torch_func
+
+__all__ = ["DeferringHead"]
+
+PLAIN = (torch.Tensor, nn.Parameter)
+"""A head of others, as of DTensor where it is split over devices, computes its logits."""
+
+
+class DeferringHead(nn.Linear):
+    """Before the class of a Linear: `DeferredLogits` in the place of what that class makes.
+
+    Attributes:
+        backend_of_loss: of `linear_cross_entropy`.
+    """
+
+    backend_of_loss: ClassVar[str] = "auto"
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that torch gives it
+        traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if torch.compiler.is_compiling():
+            traced = in_one_graph()
+        elif in_torch_func() or getattr(forward_ad, "_current_level", -1) >= 0 or input.device.type == "meta":
+            traced = True
+        if traced:
+            return super().forward(input)
+        weight, bias = self.weight, self.bias  # once: a parametrized one is computed
+        if 0 in input.shape[-1:] or not all(type(one) in PLAIN for one in (input, weight, bias) if one is not None):
+            return super().forward(input)
+        return _deferred(input, weight, bias, self.backend_of_loss)
+
+
+@uncompiled
+def _deferred(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, backend: str) -> DeferredLogits:
+    kind = hidden.device.type
+    narrow = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
+    cast = torch.get_autocast_dtype(kind) if narrow else None
+    dtype = cast or torch.result_type(hidden, weight)
+    return DeferredLogits(Product(hidden, weight, bias, dtype, cast, torch.is_grad_enabled(), backend))

@@ -1,0 +1,26 @@
+"""A lookup in the head's matrix which torch.compile leaves outside of its graph, where its gradient is the head's."""
+
+from __future__ import annotations
+
+import torch
+
+from bowline.functional.deferred.graph_breaks import in_one_graph, uncompiled
+from bowline.nn.modules.deferring_head import PLAIN
+from bowline.nn.modules.tied_embedding import TiedEmbedding
+
+__all__ = ["UncompiledLookup"]
+
+
+class UncompiledLookup(TiedEmbedding):
+    """In a graph a lookup has a dense gradient of its own, so that ends before it, if it may."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that torch gives it
+        learns = torch.is_grad_enabled() and self.weight.requires_grad and type(self.weight) in PLAIN
+        if learns and torch.compiler.is_compiling() and not in_one_graph():
+            return _looked_up(self, input)
+        return super().forward(input)
+
+
+@uncompiled
+def _looked_up(table: TiedEmbedding, ids: torch.Tensor) -> torch.Tensor:
+    return TiedEmbedding.forward(table, ids)

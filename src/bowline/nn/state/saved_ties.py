@@ -1,0 +1,95 @@
+"""What a saved checkpoint will say of its ties, and so which names its files may leave out.
+
+The bytes decide the flag: true when every tie that the classes could make holds, false otherwise. A name is left out
+only if every loader that is known makes the tie under that flag; any other shared tensor is written under each name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from bowline.checkpoint.formats.json_edit import set_flags
+from bowline.families.resolver import FLAGS, resolve, stated_levels
+from bowline.nn.config.live_config import FLAG
+from bowline.nn.ties.declared_ties import declared_ties
+from bowline.nn.ties.shared_parameters import find_ties
+from bowline.nn.tree.slots import slots
+from bowline.nn.tree.storages import knots
+from bowline.tie import Tie
+
+__all__ = ["Knots", "flag_of_bytes", "remade", "shared_names", "with_flag"]
+
+Knots = list[list[str]]
+"""Groups of names that are one parameter, the source first."""
+
+
+def shared_names(model: nn.Module) -> Knots:
+    """The names that are one parameter now."""
+    grouped: dict[str, list[str]] = {}
+    for tie in find_ties(model):
+        grouped.setdefault(tie.source, [tie.source]).append(tie.target)
+    return list(grouped.values())
+
+
+def flag_of_bytes(model: nn.Module) -> bool | None:
+    """The flag that the live tensors make true; `None` where the classes could tie nothing."""
+    known = slots(model)
+    could = [tie for tie in declared_ties(model, flag=True) if tie.target in known and tie.source in known]
+    return all(known[tie.target].tensor is known[tie.source].tensor for tie in could) if could else None
+
+
+def with_flag(config: str, flag: bool, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The text of a `config.json`, with every key that decides about a tie of its class set to `flag`."""
+    content: Mapping[str, Any] = json.loads(config)
+    paths = {path for tie in resolve(content, shapes).ties for path in tie.paths}
+    deciding = {path for path in paths if path.rpartition(".")[2] in FLAGS}
+    wanted = {FLAG, *(path for path in deciding if _parent_exists(content, path))}
+    if not flag:
+        wanted |= set(stated_levels(content))
+    return set_flags(config, dict.fromkeys(sorted(wanted), flag))
+
+
+def _parent_exists(content: Mapping[str, Any], path: str) -> bool:
+    level: Any = content
+    for key in path.split(".")[:-1]:
+        level = level.get(key) if isinstance(level, Mapping) else None
+    return isinstance(level, Mapping)
+
+
+def remade(
+    model: nn.Module, groups: Knots, disk: Mapping[str, str], config: str | None, shapes: Mapping[str, tuple[int, ...]]
+) -> Knots:
+    """Of each group the names that a loader makes one again by itself: the source first, then what may be left out.
+
+    `disk` maps the live names to those on disk, `shapes` is by the latter. A model without a config is loaded by
+    `load_checkpoint` into a model that is tied as this one is.
+    """
+    if config is None:
+        return groups
+    content = json.loads(config)
+    declaration = resolve(content, shapes)
+    if declaration.loaders and not declaration.inferred:
+        made = [_connected(declaration.made.get(loader, ())) for loader in sorted(declaration.loaders)]
+    else:
+        stated = content.get(FLAG)
+        ties = declared_ties(model, flag=bool(stated) if stated is not None else None)
+        made = [_connected(Tie(disk.get(tie.target, tie.target), disk.get(tie.source, tie.source)) for tie in ties)]
+    kept: Knots = []
+    for group in groups:
+        source = disk[group[0]]
+        again = [name for name in group[1:] if all(_together(source, disk[name], knotted) for knotted in made)]
+        if again:
+            kept.append([group[0], *again])
+    return kept
+
+
+def _connected(ties: Iterable[Tie]) -> Sequence[Sequence[str]]:
+    return knots((tie.target, tie.source) for tie in ties)
+
+
+def _together(one: str, other: str, knotted: Sequence[Sequence[str]]) -> bool:
+    return any(one in knot and other in knot for knot in knotted)

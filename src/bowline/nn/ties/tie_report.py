@@ -1,0 +1,86 @@
+"""What a check of live ties found, one entry per tie, and the error that it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bowline.errors import TieError
+from bowline.nn.ties.tensor_comparison import TensorDifference
+from bowline.tie import Tie, TieState
+
+__all__ = ["Remark", "TieCheck", "TieReport"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """One thing about a tie that its state does not say: what it is, what was seen, the way out.
+
+    `kind` is stable: `size`, `bias`, `missing_tensor`, `parametrized`, `not_a_parameter`, `frozen`, `stale`,
+    `missing`, `duplicate`, `weight_decay`, `flag`. `breaks` tells a fault from something worth knowing.
+    """
+
+    kind: str
+    message: str
+    help: str
+    breaks: bool
+
+    def __str__(self) -> str:
+        return f"{'error' if self.breaks else 'note'}: {self.message} (help: {self.help})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieCheck:
+    """One tie: its state; where its values differ, if they do; and what else was seen."""
+
+    tie: Tie
+    state: TieState
+    difference: TensorDifference | None = None
+    remarks: tuple[Remark, ...] = ()
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is not one parameter, or something about it makes the model or the optimizer wrong."""
+        return self.state is not TieState.SHARED or any(remark.breaks for remark in self.remarks)
+
+    def __str__(self) -> str:
+        apart = f": {self.difference}" if self.difference else ""
+        return "\n  ".join([f"{self.tie} {self.state}{apart}", *map(str, self.remarks)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieReport:
+    """Every tie that was asked for. Truthy when none is broken; `str()` is for people."""
+
+    checks: tuple[TieCheck, ...]
+
+    @property
+    def broken(self) -> tuple[TieCheck, ...]:
+        """The ties that do not hold."""
+        return tuple(check for check in self.checks if check.broken)
+
+    def __bool__(self) -> bool:
+        return not self.broken
+
+    def __len__(self) -> int:
+        return len(self.checks)
+
+    def __getitem__(self, target: str) -> TieCheck:
+        """The check of the tie with this target."""
+        found = {check.tie.target: check for check in self.checks}
+        if target not in found:
+            raise KeyError(f"{target}: no tie has this target; they are {', '.join(found) or 'none'}")
+        return found[target]
+
+    def raise_if_broken(self) -> None:
+        """Raise a `TieError` that lists every broken tie, if there is one."""
+        if not self.broken:
+            return
+        seen = "; ".join(str(check).replace("\n  ", "; ") for check in self.broken)
+        count = len(self.broken)
+        raise TieError(
+            f"{count} of {len(self.checks)} ties {'does' if count == 1 else 'do'} not hold: {seen}",
+            help="tie_weights(model, optimizer=...) makes them; untie_weights(model) gives them up",
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.checks)) or "no ties"

@@ -1,0 +1,281 @@
+"""What else states the vocabulary's size or a token's id, in modules and configs, as edits that can be undone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from bowline.errors import UsageError
+from bowline.nn.config.live_config import levels, write
+from bowline.nn.vocabulary.axes import Axis, Stated, Vocabulary
+from bowline.nn.vocabulary.family_axes import PER_LAYER, at
+from bowline.nn.vocabulary.token_selection import Selection
+
+__all__ = ["Edit", "edits_of", "padding_of"]
+
+SIZES = ("vocab_size", "n_words", "n_vocab", "padded_vocab_size", "num_embeddings", "tgt_vocab_size", "src_vocab_size")
+"""Attributes of modules that state the vocabulary's size, where they are equal to it."""
+BESIDE = ("src_vocab_size", "tgt_vocab_size", "decoder_vocab_size")
+"""Keys beside a config's `vocab_size` that count the same tokens, where they are equal to it (FSMT, Marian)."""
+TOKEN_IDS = re.compile(
+    r"(?!(?:t2u|codec|codebook|tts_codec|num|max|min|default)_)"
+    r"(?:\w*token_ids?|\w*token_index|(?:unk|mask|pad|bos|eos)_index"
+    r"|(?:im|image|slice)_(?:start|end|newline)_id|newline_id|image_patch_id"
+    r"|(?:begin_)?suppress_tokens|bad_words_ids|force_words_ids|forced_decoder_ids|sequence_bias|vocabulary_map"
+    r"|lang_to_id|task_to_id|task_specific_params)"
+)
+"""Keys of configs and attributes of modules that hold token ids."""
+ANOTHER_VOCABULARYS_ROOT = ("text_encoder",)
+"""Where the vocabulary belongs to this part of a config, the ids at the config's root are those of another."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edit:
+    """`owner.key` (or `owner[key]`) becomes `value`."""
+
+    owner: Any
+    key: str
+    value: Any
+
+    def apply(self) -> Callable[[], None]:
+        """Make the edit; returns what undoes it."""
+        before = self.owner[self.key] if isinstance(self.owner, dict) else getattr(self.owner, self.key)
+        write(self.owner, self.key, self.value)
+        return lambda: write(self.owner, self.key, before)
+
+
+def padding_of(vocabulary: Vocabulary) -> frozenset[int]:
+    """The rows that are padding in any embedding of the vocabulary."""
+    found = (slot.module.__dict__.get("padding_idx") for axis in vocabulary.axes for slot in axis.slots)
+    return frozenset(at for at in found if isinstance(at, int) and at >= 0)
+
+
+def edits_of(model: nn.Module, vocabulary: Vocabulary, selection: Selection) -> list[Edit]:
+    """Every edit, found before any is made: sizes, then ids.
+
+    Raises:
+        UsageError: a token that an embedding, a module or a config names would be dropped, or the padding token moved
+            from which a table of positions counts.
+    """
+    moves = _Moves(selection)
+    return [
+        *_module_sizes(model, vocabulary, selection),
+        *_config_sizes(model, vocabulary, selection),
+        *_module_ids(model, vocabulary, moves),
+        *_config_ids(model, vocabulary, moves),
+    ]
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def _module_sizes(model: nn.Module, vocabulary: Vocabulary, selection: Selection) -> Iterator[Edit]:
+    keys = {stated.path.rpartition(".")[2] for stated in vocabulary.stated}
+    own = SIZES if not keys or keys & {"vocab_size", *BESIDE} else ()
+    axes = sorted(vocabulary.axes, key=lambda axis: axis.tensor.ndim)  # of a head's bias and matrix, the matrix tells
+    holders = {id(slot.module): axis for axis in axes for slot in axis.slots}
+    for module in _holding(model, vocabulary):
+        axis = holders.get(id(module))
+        if axis is not None and _stores_sizes(module, axis):
+            yield Edit(module, _length_key(module, axis), selection.size + axis.excess)
+            continue
+        excess = 0 if axis is None else axis.excess
+        old, new = vocabulary.size + excess, selection.size + excess
+        stated = own if axis is None else SIZES
+        yield from (Edit(module, key, new) for key in stated if _whole(module.__dict__.get(key)) == old)
+
+
+def _stores_sizes(module: nn.Module, axis: Axis) -> bool:
+    return axis.tensor.ndim == 2 and isinstance(module, (nn.Embedding, nn.EmbeddingBag, nn.Linear))
+
+
+def _length_key(module: nn.Module, axis: Axis) -> str:
+    names = ("out_features", "in_features") if isinstance(module, nn.Linear) else ("num_embeddings", "embedding_dim")
+    return names[axis.axis]
+
+
+def _config_sizes(model: nn.Module, vocabulary: Vocabulary, selection: Selection) -> Iterator[Edit]:
+    seen: set[tuple[int, str]] = set()
+    per_layer = next((axis for axis in vocabulary.axes if axis.stand_in is not None), None)
+    wanted: dict[str, tuple[int | None, int]] = {PER_LAYER: (None, 0)}
+    if per_layer is not None:
+        wanted[PER_LAYER] = (per_layer.length, selection.size + per_layer.excess)
+    for stated in vocabulary.stated:
+        level, key = _leaf(stated)
+        if _whole(at(level, key)) is not None:  # whatever it said before: the tensors are built by it at the next load
+            seen.add((id(level), key))
+            yield Edit(level, key, selection.size)
+    for level, own_key in [*_stating_levels(vocabulary), *_copies(model, vocabulary)]:
+        keys = (own_key, *BESIDE, PER_LAYER) if own_key in ("vocab_size", *BESIDE) else (own_key,)
+        for key in keys:
+            old, new = wanted.get(key, (vocabulary.size, selection.size))
+            if old is not None and (id(level), key) not in seen and _whole(at(level, key)) == old:
+                seen.add((id(level), key))
+                yield Edit(level, key, new)
+
+
+def _stating_levels(vocabulary: Vocabulary) -> Iterator[tuple[Any, str]]:
+    """The levels on the way to the key that states the size, and the key that counts these tokens there, if any."""
+    for stated in vocabulary.stated:
+        *parents, key = stated.path.split(".")
+        level = stated.config
+        yield level, key if not parents or key == "vocab_size" else ""
+        for depth, parent in enumerate(parents, 1):
+            level = at(level, parent)
+            if level is None:
+                break
+            yield level, key if depth == len(parents) or key == "vocab_size" else ""
+
+
+def _leaf(stated: Stated) -> tuple[Any, str]:
+    """The level that holds the size, and its key; an older layout has the text model's keys at the top."""
+    path, _, key = stated.path.rpartition(".")
+    level = at(stated.config, path) if path else stated.config
+    return (stated.config if level is None else level), key
+
+
+def _copies(model: nn.Module, vocabulary: Vocabulary) -> Iterator[tuple[Any, str]]:
+    """Further levels that count these tokens: those of the parts that hold the tensors.
+
+    A part is built from its own config, which may be a copy (a T5's encoder and decoder) or a level of another kind
+    (Blt's local encoder): every level of the stating one's kind counts, and the nearest config above a tensor.
+    """
+    kinds: dict[type, str] = {}
+    for stated in vocabulary.stated:
+        leaf, key = _leaf(stated)
+        kinds[type(leaf)] = key
+    for module in _holding(model, vocabulary):
+        config = module.__dict__.get("config")
+        for _, level in levels(config) if config is not None else ():
+            if type(level) in kinds and not isinstance(level, Mapping):
+                yield level, kinds[type(level)]
+    if "vocab_size" in kinds.values():
+        yield from ((config, "vocab_size") for name in vocabulary.names if (config := _nearest_config(model, name)))
+
+
+def _nearest_config(model: nn.Module, name: str) -> Any:
+    while name:
+        name = name.rpartition(".")[0]
+        config = model.get_submodule(name).__dict__.get("config")
+        if config is not None:
+            return config
+    return None
+
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+
+
+class _Moves:
+    """Old ids to new ones."""
+
+    def __init__(self, selection: Selection) -> None:
+        remap = selection.remap.tolist()
+        self.changed = {old: new for old, new in enumerate(remap) if new != old}
+
+    def __call__(self, key: str, value: Any, where: str) -> Any:
+        """What a `key` of `TOKEN_IDS` holds, with its ids moved.
+
+        Raises:
+            UsageError: one of them is dropped; `where` is who names it.
+        """
+        if key == "task_specific_params" and isinstance(value, Mapping):
+            return {task: self._settings(one, f"{where}[{task!r}]") for task, one in value.items()}
+        if key == "forced_decoder_ids" and isinstance(value, (list, tuple)):  # pairs of a position and a token
+            return type(value)([place, self._ids(token, where)] for place, token in value)
+        if key == "sequence_bias" and isinstance(value, (list, tuple)):
+            return type(value)([self._ids(sequence, where), bias] for sequence, bias in value)
+        if key == "sequence_bias" and isinstance(value, Mapping):
+            return {self._ids(sequence, where): bias for sequence, bias in value.items()}
+        return self._ids(value, where)
+
+    def _settings(self, task: Any, where: str) -> Any:
+        """A task's settings, keys as a config has them."""
+        if not isinstance(task, Mapping):
+            return task
+        return {
+            key: self(key, value, f"{where}[{key!r}]") if TOKEN_IDS.fullmatch(str(key)) else value
+            for key, value in task.items()
+        }
+
+    def _ids(self, value: Any, where: str) -> Any:
+        """Ids at any depth."""
+        if isinstance(value, Mapping):
+            return {key: self._ids(one, f"{where}[{key!r}]") for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._ids(one, where) for one in value)
+        token = _whole(value)
+        new = None if token is None else self.changed.get(token)
+        if new is None:
+            return value
+        if new < 0:
+            raise UsageError(
+                f"{where} is token {token}, which would be dropped",
+                help=f"keep token {token}, by a list of ids such as [*range(n), {token}]; or change {where} first",
+            )
+        return new
+
+
+def _module_ids(model: nn.Module, vocabulary: Vocabulary, moves: _Moves) -> Iterator[Edit]:
+    if not moves.changed:
+        return
+    mine = {id(module) for module in _holding(model, vocabulary)}
+    for name, module in model.named_modules():
+        padding = _whole(module.__dict__.get("padding_idx"))
+        counts_from_it = re.search(r"pos(ition|$|_)", f"{name} {type(module).__name__}".lower()) is not None
+        if id(module) not in mine and padding in moves.changed and counts_from_it:
+            raise UsageError(
+                f"{name} counts positions from the padding token, {padding}, which would not stay where it is",
+                help=f"keep token {padding} as the new token {padding}: it has to stand there in the list",
+            )
+        if id(module) not in mine:
+            continue
+        for key, value in list(module.__dict__.items()):
+            if (key == "padding_idx" or TOKEN_IDS.fullmatch(key)) and not key.startswith("_"):
+                yield from _moved(module, key, value, f"{name}.{key}" if name else key, moves)
+
+
+def _config_ids(model: nn.Module, vocabulary: Vocabulary, moves: _Moves) -> Iterator[Edit]:
+    if not moves.changed:
+        return
+    foreign = [stated.path.startswith(ANOTHER_VOCABULARYS_ROOT) for stated in vocabulary.stated]
+    roots = {id(stated.config) for stated, other in zip(vocabulary.stated, foreign, strict=True) if other}
+    seen: set[int] = set(roots)
+    for level, _ in [*_stating_levels(vocabulary), *_copies(model, vocabulary)]:
+        if id(level) not in seen:
+            seen.add(id(level))
+            yield from _ids_of(level, "config", moves)
+    if not any(foreign):
+        for module in _holding(model, vocabulary):
+            generation = module.__dict__.get("generation_config")
+            if generation is not None and id(generation) not in seen:
+                seen.add(id(generation))
+                yield from _ids_of(generation, "generation_config", moves)
+
+
+def _ids_of(level: Any, where: str, moves: _Moves) -> Iterator[Edit]:
+    members = level if isinstance(level, Mapping) else getattr(level, "__dict__", {})
+    for key, value in list(members.items()):
+        if isinstance(key, str) and TOKEN_IDS.fullmatch(key):
+            yield from _moved(level, key, value, f"{where}.{key}", moves)
+
+
+def _moved(owner: Any, key: str, value: Any, where: str, moves: _Moves) -> Iterator[Edit]:
+    new = moves(key, value, where)
+    if new != value:
+        yield Edit(owner, key, new)
+
+
+def _holding(model: nn.Module, vocabulary: Vocabulary) -> Iterator[nn.Module]:
+    """Modules in which one of the vocabulary's tensors hangs, at any depth."""
+    names = vocabulary.names
+    for prefix, module in model.named_modules():
+        if prefix == "" or any(name.startswith(prefix + ".") for name in names):
+            yield module
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,115 @@
+"""The answers as files: `study.json` for machines, `study.md` for people, a figure for each question."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bowline import __version__
+from bowline.errors import UsageError
+from bowline.plots.figure_style import save
+from bowline.plots.panels import draw_sheet
+from bowline.study.bench import write_whole
+from bowline.study.experiment_sizes import ExperimentSizes
+from bowline.study.question import Numbers, Question
+
+__all__ = ["VERSION", "Answer", "earlier", "write_figure", "write_report"]
+
+VERSION = 1
+"""Of study.json: it changes when a key changes its meaning or goes."""
+RECORD = "study.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A question that was answered: its numbers and what follows from them.
+
+    `seconds` are what its units of work took, whenever that was and whichever question had asked first; `elapsed` what
+    passed this time. `code` is the fingerprint of what measured.
+    """
+
+    name: str
+    asks: str
+    thread: str
+    conclusion: str
+    figure: str
+    seconds: float
+    elapsed: float
+    code: str
+    numbers: Numbers
+
+
+def write_figure(question: Question, numbers: Numbers, directory: Path) -> str:
+    """Draw the question's figure into `directory`; gives the file's name."""
+    name = f"{question.name}.svg"
+    staged = directory / f".{os.getpid()}.{name}"
+    save(draw_sheet(question.plot(numbers)), staged)
+    staged.replace(directory / name)
+    return name
+
+
+def earlier(directory: Path, setting: ExperimentSizes) -> list[dict[str, Any]]:
+    """The answers that `directory` has of the same setting, as they stand in its record.
+
+    Raises:
+        UsageError: its record is another version's.
+    """
+    try:
+        found = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        raise UsageError(
+            f"{directory / RECORD}: expected version {VERSION} of a study's record", help="give another directory"
+        )
+    answers = found.get("answers") if found.get("setting") == setting.as_dict() else None
+    return [each for each in answers or () if isinstance(each, dict)]
+
+
+def write_report(directory: Path, setting: ExperimentSizes, answers: Sequence[dict[str, Any]]) -> None:
+    """Both files, each whole or as it was."""
+    machine = {
+        "bowline": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+    record = {"version": VERSION, "setting": setting.as_dict(), "made_with": machine, "answers": list(answers)}
+    write_whole(directory / RECORD, json.dumps(record, indent=1) + "\n")
+    write_whole(directory / "study.md", _markdown(setting, machine, answers))
+
+
+def _markdown(setting: ExperimentSizes, machine: dict[str, Any], answers: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "# What the tie does, measured",
+        "",
+        f"Setting `{setting.name}`: small models of {setting.layers} layers, width {setting.hidden_size}, "
+        f"{setting.vocab_size} tokens, trained for up to {setting.steps} steps of {setting.tokens} tokens of the "
+        f"standard library's source, {setting.seeds} seeds. ± is the standard error over seeds; two results differ "
+        "where a t-test of their differences, seed by seed, says so at 95 %. "
+        f"Bowline {machine['bowline']}, torch {machine['torch']}, Python {machine['python']}, {machine['threads']} "
+        f"thread{'s' * (machine['threads'] != 1)}.",
+        "",
+    ]
+    for answer in answers:
+        lines += [
+            f"## {answer['asks']}",
+            "",
+            f"*{answer['thread']}*",
+            "",
+            answer["conclusion"],
+            "",
+            f"![{answer['name']}]({answer['figure']})",
+            "",
+            f"`bowline study {answer['name']}`, {answer['seconds']:.0f} s",
+            "",
+        ]
+    return "\n".join(lines)

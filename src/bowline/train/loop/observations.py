@@ -1,0 +1,93 @@
+"""What a record says of a model in training, read from the model and from the process."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bowline.errors import TrainingError, UsageError
+from bowline.nn.modules.gradient_split import SplitMeter, split_gradient
+from bowline.nn.ties.ends import makes_logits
+from bowline.nn.ties.shared_parameters import shared_ties
+from bowline.nn.tree.slots import slots
+
+__all__ = ["diverged", "peak_memory", "split_of_gradient", "tie_state"]
+
+MEGABYTE = 2**20
+
+
+def tie_state(model: nn.Module) -> str:
+    """Whether the head is the table now: "tied" or "untied".
+
+    Example:
+        >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9)})
+        >>> tie_state(model)
+        'untied'
+        >>> model["lm_head"].weight = model["wte"].weight
+        >>> tie_state(model)
+        'tied'
+    """
+    known = slots(model)
+    ends = ((known[tie.target], known[tie.source]) for tie in shared_ties(model, known))
+    return "tied" if any(makes_logits(target, source) for target, source in ends) else "untied"
+
+
+def peak_memory(device: torch.device) -> float:
+    """The most that was held until now, in MB: of the accelerator, or of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / MEGABYTE
+    status = Path("/proc/self/status")
+    if status.exists():  # the kernel's other figure counts the process that started this one
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / (MEGABYTE if sys.platform == "darwin" else 1024)
+
+
+@contextmanager
+def split_of_gradient(model: nn.Module, wanted: bool) -> Iterator[SplitMeter | None]:
+    """`split_gradient(model)`, where that is wanted and there is one matrix to split the gradient of."""
+    with ExitStack() as stack:
+        meter = None
+        if wanted:
+            with suppress(UsageError):  # several tied matrices: nobody has said which
+                meter = stack.enter_context(split_gradient(model))
+        yield meter
+
+
+def diverged(
+    model: nn.Module, step: int, seen: Mapping[str, float], before: tuple[float, float, float] | None, kept: str
+) -> TrainingError:
+    """What a person is told when something is no number any more, with the likely cause.
+
+    Args:
+        model: it.
+        step: where it was seen, counted from 1.
+        seen: the values there; the first that is not finite is named.
+        before: the first loss of all, the last one, and the gradient's norm then; None at the first step.
+        kept: what is left of the run.
+    """
+    what, value = next((name, value) for name, value in seen.items() if not math.isfinite(value))
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    uniform = math.log(size) if isinstance(size, int) and size > 1 else math.inf
+    if before is None:
+        cause = "at the first step that is weights or labels that are no numbers, or a recipe that explodes"
+        way_out = "bowline.measure_loss(model) says what the weights give before any training"
+    elif before[0] > 2 * uniform:
+        where = "under its tie" if tie_state(model) == "tied" else "at its head"
+        cause = (
+            f"the first loss was {before[0]:.4g}, {before[0] / uniform:.0f} times ln V: a recipe that explodes {where}"
+        )
+        way_out = "draw the model by another recipe (bowline init-loss compares them), or a lower learning rate"
+    else:
+        cause = f"before, the loss was {before[1]:.4g} and the gradient's norm {before[2]:.3g}: steps that are too long"
+        way_out = "a lower learning rate, a longer warm-up, or a smaller clip"
+    return TrainingError(f"step {step}: the {what} is {value}; {cause}; {kept}", help=way_out)

@@ -1,0 +1,212 @@
+"""Checkpoints of a run: whole or not there, whenever the machine stops.
+
+`out/checkpoints/step-00000200` holds `model.safetensors` (each tensor once, a tied one under one name),
+`optimizer.safetensors` (what the optimizer keeps of each parameter, as `parameter name.key`) and `state.json`. It is
+filled as a hidden sibling, synchronised, and renamed; only then older ones are renamed out of the way and removed. So
+whatever is called `step-...` is whole, and there is one as soon as one was written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from bowline.checkpoint import open_checkpoint
+from bowline.checkpoint.durable.file_creation import cannot_write, create, fill
+from bowline.checkpoint.durable.publication import publishing
+from bowline.checkpoint.formats.safetensors_writer import Payload, write_payloads
+from bowline.checkpoint.formats.strict_json import loads
+from bowline.checkpoint.places.closeable import Closing
+from bowline.errors import BowlineError, CheckpointError, UsageError
+from bowline.nn.state.mapped_tensors import stored_tensor
+from bowline.nn.state.torch_dtypes import NAMES
+from bowline.train.loop.directory_lock import locked
+
+__all__ = ["Checkpoints", "Saved", "newest", "steps_in"]
+
+STEP = re.compile(r"step-(\d{8,})")
+LEFT = re.compile(r"\.step-\d{8,}\..*")
+"""What a kill leaves: half of a new one, or half of an old one that was being removed."""
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+KEPT: dict[str, Any] = {"step": int, "settings": dict, "pending": list, "before": list}
+"""What a state has to have, of the loop's (`Trainer`), and of which type."""
+
+
+class Saved:
+    """One checkpoint: its directory and what `state.json` says."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        path = directory / STATE
+        try:
+            state = loads(path.read_bytes(), str(path))
+        except OSError as error:
+            raise self._damaged(f"{STATE} cannot be read: {error.strerror or error}") from error
+        except BowlineError as error:
+            raise self._damaged(error.message) from error
+        if not isinstance(state, dict) or any(not isinstance(state.get(name), kind) for name, kind in KEPT.items()):
+            raise self._damaged(f"{STATE}: expected an object with {', '.join(KEPT)}")
+        self.state: dict[str, Any] = state
+        self.step: int = state["step"]
+
+    def expect(self, settings: Mapping[str, Any], may_differ: Collection[str]) -> None:
+        """Check that this was saved by a run with the same settings, but for those that may differ.
+
+        Raises:
+            UsageError: it was not; the message names each.
+        """
+        before = self.state["settings"]
+        odd = [name for name in settings if name not in may_differ and before.get(name) != settings[name]]
+        if odd:
+            seen = "; ".join(f"{name} was {before.get(name)!r} and is {settings[name]!r}" for name in odd)
+            raise UsageError(
+                f"{self.directory}: is of another configuration: {seen}",
+                help="resume with the settings that it began with, or begin in another directory",
+            )
+
+    @torch.no_grad()
+    def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Put the values into the model and the optimizer, which are built as they were when this was saved.
+
+        Raises:
+            CheckpointError: another model's, or files that cannot be read.
+        """
+        held = model_tensors(model)
+        stored, moments = self.tensors(MODEL), self.tensors(OPTIMIZER)
+        if stored.keys() != held.keys() or any(stored[name].shape != held[name].shape for name in held):
+            odd = sorted(
+                name
+                for name in stored.keys() | held.keys()
+                if name not in stored or name not in held or stored[name].shape != held[name].shape
+            )
+            raise CheckpointError(
+                f"{self.directory}: is of another model: {', '.join(odd[:3])} "
+                f"{'differ' if len(odd) > 1 else 'differs'} in name or shape",
+                help="resume with the model that was trained, or begin in another directory",
+            )
+        for name, tensor in held.items():
+            tensor.copy_(stored[name])
+        named = {name: parameter for name, parameter in held.items() if isinstance(parameter, nn.Parameter)}
+        optimizer.state.clear()
+        for name, tensor in moments.items():
+            parameter, _, key = name.rpartition(".")
+            if parameter not in named:
+                raise CheckpointError(f"{self.directory / OPTIMIZER}: {name}: the model has no such parameter")
+            own = named[parameter]
+            optimizer.state[own][key] = tensor.clone().to(own.device)
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """What one of its two files holds."""
+        try:
+            with open_checkpoint(self.directory / name) as checkpoint:
+                return {name: stored_tensor(checkpoint, tensor) for name, tensor in checkpoint.tensors.items()}
+        except BowlineError as error:
+            raise self._damaged(error.message) from error
+
+    def _damaged(self, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.directory}: is damaged: {why}", help="remove it to go on from the one before, if there is one"
+        )
+
+
+class Checkpoints(Closing):
+    """The checkpoints in `directory`, of which `keep` stay. One process at a time may have them open."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self.directory, self.keep = directory, keep
+        self._lock = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Take the directory, and remove what a kill has left.
+
+        Raises:
+            UsageError: another process has it.
+            CheckpointError: it cannot be made.
+        """
+        self._lock.enter_context(locked(self.directory))
+        for left in self.directory.iterdir():
+            if LEFT.fullmatch(left.name):
+                shutil.rmtree(left, ignore_errors=True)
+        return self
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def save(self, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> Path:
+        """Write the checkpoint of `state["step"]`, then remove the oldest beyond those that stay.
+
+        Raises:
+            CheckpointError: it cannot be written; those before it are as they were.
+        """
+        path = self._path(state["step"])
+        with publishing(path, replaces=lambda name: True) as stage:
+            try:
+                _write(stage / MODEL, model_tensors(model))
+                _write(stage / OPTIMIZER, optimizer_tensors(model, optimizer))
+                fill(create(stage / STATE), json.dumps(state, indent=1).encode() + b"\n", 0o644)
+            except OSError as error:
+                raise cannot_write(path, error) from error
+        for step in steps_in(self.directory)[: -self.keep]:
+            old = self._path(step)
+            with suppress(OSError):
+                gone = old.rename(old.with_name(f".{old.name}.removed"))
+                shutil.rmtree(gone, ignore_errors=True)
+        return path
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}"
+
+
+def steps_in(directory: Path) -> list[int]:
+    """The steps of the checkpoints in `directory`, the newest last."""
+    with suppress(FileNotFoundError):
+        found = (STEP.fullmatch(path.name) for path in directory.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+    return []
+
+
+def newest(directory: Path) -> Saved | None:
+    """The last checkpoint in `directory`, or None."""
+    steps = steps_in(directory)
+    return Saved(directory / f"step-{steps[-1]:08d}") if steps else None
+
+
+def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Each parameter and each buffer that is saved, once, under the first of its names."""
+    kept = model.state_dict(keep_vars=True)
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """What the optimizer keeps of each parameter, as `name.key`."""
+    return {
+        f"{name}.{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    with os.fdopen(create(path), "wb") as file:
+        write_payloads(file, [_payload(name, tensor) for name, tensor in tensors.items()], {"format": "pt"})
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _payload(name: str, tensor: torch.Tensor) -> Payload:
+    def data() -> Any:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        return flat.view(torch.uint8).numpy() if flat.numel() else b""
+
+    return Payload(name=name, dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)

@@ -1,0 +1,416 @@
+"""The training loop: `Trainer`, for any module that computes a loss from its `labels`.
+
+A step is a function of its number: its batches are `batches.at(step, micro)`, dropout is drawn from the seed, the step
+and the batch, and the rate follows from the step. So a run that was killed goes on from its last checkpoint and gives
+the weights and losses of one that was not, bit for bit on a CPU; and on several processes, which share out the batches
+of each step, it is the run of one process up to the order of sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from bowline.errors import CheckpointError, UsageError
+from bowline.functional.kernels.half_precision_emulation import wide_products
+from bowline.functional.loss import resources
+from bowline.nn.modules.gradient_split import GradientSplit
+from bowline.nn.tree.slots import expect_module
+from bowline.train.loop.adamw import adamw, decay_groups, untie
+from bowline.train.loop.allocator import kept_memory
+from bowline.train.loop.batches import Batch, Batches, count_labels, count_tokens, loss_of, mixed_seed
+from bowline.train.loop.interrupt import Interrupt
+from bowline.train.loop.learning_rate import learning_rate_at
+from bowline.train.loop.observations import diverged, peak_memory, split_of_gradient, tie_state
+from bowline.train.loop.processes import Processes, joined
+from bowline.train.loop.run_checkpoints import Checkpoints, Saved, newest, steps_in
+from bowline.train.loop.run_log import Log, Record
+from bowline.train.loop.trainer_settings import MAY_DIFFER, TrainerSettings
+
+__all__ = ["Batches", "Result", "Trainer"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The last step, its losses, and every record of the log; `held_out_loss` is None where nothing was held out."""
+
+    step: int
+    loss: float
+    held_out_loss: float | None
+    history: tuple[Mapping[str, Any], ...]
+
+
+class Trainer:
+    """Trains `model`, which stays what it is: no wrapper is left around it.
+
+    Args:
+        model: `model(**batch)` gives something with `loss`, a dict with "loss", or a tuple that begins with it.
+        batches: see `Batches`.
+        settings: see `TrainerSettings`.
+        out: where `log.jsonl` and `checkpoints/` go; None for nowhere.
+        resume: go on from the last checkpoint in `out`, if there is one. The model has to be built as it was.
+        log: is given each record, on the first process.
+        on_step: is given the number of each step that is done, on the first process.
+
+    Raises:
+        UsageError: arguments that mean nothing.
+
+    Example:
+        >>> class Noise:
+        ...     def at(self, step, micro=0):
+        ...         ids = torch.randint(9, (4, 8), generator=torch.Generator().manual_seed(step))
+        ...         return {"input_ids": ids, "labels": ids}
+        ...     def held_out(self):
+        ...         return [self.at(-1)]
+        >>> from bowline.models import GPT2Config, GPT2LMHeadModel
+        >>> tiny = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+        >>> result = Trainer(tiny, Noise(), TrainerSettings(steps=3)).train()
+        >>> result.step, [record["tie"] for record in result.history]
+        (3, ['tied', 'tied'])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        settings: TrainerSettings,
+        *,
+        out: Path | None = None,
+        resume: bool = False,
+        log: Callable[[Mapping[str, Any]], None] | None = None,
+        on_step: Callable[[int], None] | None = None,
+    ) -> None:
+        expect_module(model)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise UsageError(f"{type(model).__name__}: has no parameter that could be trained")
+        if resume and out is None:
+            raise UsageError("resume=True without out: expected the directory of the run that goes on")
+        self.model, self.batches, self.settings = model, batches, settings
+        self.out, self.resume = out, resume
+        self.log, self.on_step = log, on_step
+        self.device = next(model.parameters()).device
+        self.step = 0
+        self.groups = decay_groups(model, settings.embedding_rate)
+        self._unread: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Losses and norms of steps that an accelerator has not been waited for."""
+        self._pending: list[float] = []
+        """Losses since the last record."""
+        self._before: tuple[float, float, float] | None = None
+        """The first loss of all, the last one, and the last gradient's norm."""
+        self._history: list[Record] = []
+        self._checkpoints: Checkpoints | None = None
+        self._log: Log | None = None
+        self._saved_at: int | None = None
+        self._split: GradientSplit | None = None
+        self._tokens, self._since = 0, 0.0
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def train(self) -> Result:
+        """Train to the last step.
+
+        A first Ctrl-C or SIGTERM ends the loop behind a whole step, with a checkpoint.
+
+        Raises:
+            KeyboardInterrupt: it was ended so; the message says where it can be gone on with.
+            UsageError: `out` has checkpoints and nobody said `resume`, or the settings are not those of the run.
+            CheckpointError: a checkpoint cannot be written (the disk is full) or is another model's.
+            TrainingError: the loss or a gradient is no number any more.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(kept_memory(self.device))
+            stack.enter_context(resources(onednn=False))  # another process might find another library the faster
+            self._begin(stack)
+            interrupt = stack.enter_context(Interrupt())
+            stack.enter_context(self._saying_what_is_left())
+            while self.step < self.settings.steps:
+                mine = [(micro, self.batches.at(self.step, micro)) for micro in self._share]
+                stop, labelled = self._agree(interrupt, mine)
+                if stop:
+                    self._stop(interrupt.seen or "a signal")
+                if self.step == self.settings.untie_at_step:
+                    untie(self.model, self.optimizer)
+                    self._wrap()
+                self._one_step(mine, labelled)
+                self.step += 1
+                self._after_step()
+            return self._result()
+
+    def _one_step(self, mine: list[tuple[int, Batch]], labelled: float) -> None:
+        """The gradients of this process's batches, averaged over all processes and cut to length; the optimizer."""
+        settings = self.settings
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate_at(self.step, settings) * group["rate"]
+        losses = []
+        # A gradient of several processes is split by none of them, and a compiled model runs no hooks that come and go.
+        split = self._is_logged(self.step + 1) and not (self.processes.together or settings.compile)
+        with split_of_gradient(self.model, split) as meter, self._products():
+            for at, (micro, batch) in enumerate(mine):
+                share = count_labels(batch) / labelled if labelled else 1 / settings.accumulation
+                self._seed(micro)
+                with nullcontext() if at == len(mine) - 1 else self._without_sync():
+                    with self._precision():
+                        loss = loss_of(self._running(**self._moved(batch)))
+                    factor = share * self.processes.count  # the average over processes divides by it
+                    (loss if factor == 1.0 else loss * factor).backward()
+                losses.append(loss.detach() if share == 1.0 else loss.detach() * share)
+            self._split = None if meter is None else meter.read()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        if settings.clip and (self.device.type != "cpu" or norm.item() > settings.clip):
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, settings.clip, norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._unread.append((sum(losses[1:], losses[0]), norm))
+        self._tokens += self.processes.count * sum(count_tokens(batch) for _, batch in mine)
+
+    def _after_step(self) -> None:
+        """Records, evaluations and checkpoints, where they are due."""
+        settings, step = self.settings, self.step
+        last = step == settings.steps
+        evaluate = last or step % settings.evaluate_every == 0
+        save = last or step % settings.save_every == 0
+        record = evaluate or self._is_logged(step)
+        if record or save or (self.device.type == "cpu" and self.processes.count == 1):
+            self._read()
+        if self.on_step is not None and self.processes.first:
+            self.on_step(step)
+        if record:
+            self._record(evaluate)
+        if save:
+            self._save()
+
+    def _is_logged(self, step: int) -> bool:
+        return step % self.settings.log_every == 0 or step in (1, self.settings.steps)
+
+    # --- before the first step ----------------------------------------------------------------------------------------
+
+    def _begin(self, stack: ExitStack) -> None:
+        """Everything that a step needs; from the last checkpoint, where there is one and it is wanted."""
+        settings = self.settings
+        self.processes: Processes = stack.enter_context(joined(self.device))
+        self._share = self.processes.share(settings.accumulation)
+        saved = self._saved(stack)
+        self.step = saved.step if saved else 0
+        self.groups = decay_groups(self.model, settings.embedding_rate)  # also of a model that is untied below
+        self.optimizer: AdamW = adamw(self.groups, settings)
+        if settings.untie_at_step is not None and self.step > settings.untie_at_step:
+            untie(self.model, self.optimizer)
+        if saved:
+            saved.restore(self.model, self.optimizer)
+            self._pending, self._before = list(saved.state["pending"]), tuple(saved.state["before"]) or None
+            self._saved_at = saved.step
+        if self.out is not None and self.processes.first:
+            self._log = stack.enter_context(Log(self.out, up_to=self.step))
+            self._history = self._log.history
+        if settings.activation_checkpointing:
+            self._checkpoint_activations(stack)
+        model: Any = self.model
+        if getattr(model, "loss_only", None) is False:  # our families': nobody reads logits here
+            model.loss_only = True
+            stack.callback(setattr, model, "loss_only", False)
+        self._wrap()
+        stack.callback(self._unwrap)
+        self.model.train()
+        self._since = time.perf_counter()
+        logger.info("%s", self.groups)
+
+    def _saved(self, stack: ExitStack) -> Saved | None:
+        if self.out is None:
+            return None
+        directory = self.out / "checkpoints"
+        if self.processes.first:
+            self._checkpoints = stack.enter_context(Checkpoints(directory, self.settings.keep))
+        saved = newest(directory)
+        if saved is None:
+            return None
+        if not self.resume:
+            raise UsageError(
+                f"{directory}: holds a run of {saved.step} step{'s' * (saved.step != 1)}",
+                help="resume it, or give another directory",
+            )
+        saved.expect(self.settings.to_dict(), MAY_DIFFER)
+        return saved
+
+    def _checkpoint_activations(self, stack: ExitStack) -> None:
+        enable = getattr(self.model, "gradient_checkpointing_enable", None)
+        if not callable(enable):
+            raise UsageError(
+                f"activation_checkpointing=True: {type(self.model).__name__} has no gradient_checkpointing_enable()",
+                help="wrap its blocks in torch.utils.checkpoint yourself",
+            )
+        enable()
+        disable = getattr(self.model, "gradient_checkpointing_disable", None)
+        if callable(disable):
+            stack.callback(disable)
+
+    def _wrap(self) -> None:
+        """What runs a step and what evaluates, made of the model as it is now; and its parameters, in its own order."""
+        self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._compiled: Any = torch.compile(self.model) if self.settings.compile else self.model
+        self._running: Any = self._compiled
+        if self.processes.together:
+            place = [self.device.index] if self.device.type == "cuda" else None
+            self._running = nn.parallel.DistributedDataParallel(
+                self._compiled, device_ids=place, gradient_as_bucket_view=True
+            )
+
+    def _unwrap(self) -> None:
+        """Whoever holds this trainer holds no group of processes by it."""
+        self._running = self._compiled = self.model
+
+    # --- within a step ------------------------------------------------------------------------------------------------
+
+    def _agree(self, interrupt: Interrupt, mine: list[tuple[int, Batch]]) -> tuple[bool, float]:
+        """Whether any process is to stop, and the labels of the whole step (0 where its batches need no weights)."""
+        several = self.settings.accumulation > 1
+        labelled = sum(count_labels(batch) for _, batch in mine) if several else 0
+        stop, total = self.processes.total([interrupt.seen is not None, labelled])
+        return stop > 0, total
+
+    def _seed(self, micro: int) -> None:
+        """Dropout is a function of the seed, the step and the batch, on whichever process."""
+        mixed = mixed_seed(self.settings.seed, self.step, micro)
+        torch.default_generator.manual_seed(mixed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(mixed)
+
+    def _moved(self, batch: Batch) -> Batch:
+        if self.device.type == "cpu":
+            return batch
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.settings.bf16 else nullcontext()
+
+    def _products(self) -> AbstractContextManager[Any]:
+        """For forward and backward passes: on a processor without bf16 in float32. A compiled model has its own."""
+        wide = self.settings.bf16 and not self.settings.compile
+        return wide_products(torch.bfloat16, self.device) if wide else nullcontext()
+
+    def _without_sync(self) -> AbstractContextManager[Any]:
+        return self._running.no_sync() if self.processes.together else nullcontext()
+
+    # --- after a step -------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Losses and norms since the last time, which an accelerator is waited for; all of them numbers, or the end."""
+        if not self._unread:
+            return
+        losses = self.processes.total(torch.stack([loss for loss, _ in self._unread]).double().tolist())
+        norms = torch.stack([norm for _, norm in self._unread]).tolist()
+        self._unread.clear()
+        begin = self.step - len(losses) + 1
+        for step, loss, norm in zip(range(begin, self.step + 1), losses, norms, strict=True):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                seen = {"loss": loss, "gradient's norm": norm}
+                raise diverged(self.model, step, seen, self._before, self._kept())
+            self._pending.append(loss)
+            self._before = (self._before[0] if self._before else loss, loss, norm)
+
+    def _record(self, evaluate: bool) -> None:
+        seconds = time.perf_counter() - self._since
+        record: Record = {
+            "step": self.step,
+            "loss": math.fsum(self._pending) / len(self._pending),
+            "lr": learning_rate_at(self.step - 1, self.settings),
+            "tokens_per_second": round(self._tokens / seconds, 1),
+            "gradient_norm": self._before[2] if self._before else None,
+        }
+        if evaluate:
+            held_out = self._evaluate()
+            if held_out is not None:
+                if not math.isfinite(held_out):
+                    raise diverged(self.model, self.step, {"held-out loss": held_out}, self._before, self._kept())
+                record["held_out_loss"] = held_out
+                record["perplexity"] = math.exp(min(held_out, 700.0))
+        record["memory_mb"] = round(peak_memory(self.device), 1)
+        record["tie"] = tie_state(self.model)
+        if self._split is not None:
+            record["gradient_split"] = dataclasses.asdict(self._split)
+            self._split = None
+        if self.step == 1:
+            record["groups"] = str(self.groups)
+        self._pending.clear()
+        if self._log is not None:
+            self._log.write(record)
+        else:
+            self._history.append(record)
+        if self.log is not None and self.processes.first:
+            self.log(record)
+        self._tokens, self._since = 0, time.perf_counter()
+
+    @torch.no_grad()
+    def _evaluate(self) -> float | None:
+        """The mean loss of a held-out label, each process reading its share; None where nothing is held out."""
+        self.model.eval()
+        total: float = 0
+        count: float = 0
+        for at, batch in enumerate(self.batches.held_out()):
+            if at % self.processes.count != self.processes.rank:
+                continue
+            labels = count_labels(batch)
+            with self._precision(), self._products():
+                loss = loss_of(self._compiled(**self._moved(batch)))
+            total, count = total + float(loss) * labels, count + labels
+        self.model.train()
+        total, count = self.processes.total([total, count])
+        return total / count if count else None
+
+    def _save(self) -> None:
+        """A checkpoint, if it is wanted and not there already."""
+        if self._checkpoints is None or self._log is None or self._saved_at == self.step:
+            return
+        began = time.perf_counter()
+        state = {
+            "format": 1,
+            "step": self.step,
+            "settings": self.settings.to_dict(),
+            "pending": self._pending,
+            "before": self._before or [],
+            "torch": torch.__version__,
+        }
+        self._log.synchronise()
+        self._checkpoints.save(self.model, self.optimizer, state)
+        self._saved_at = self.step
+        self._since += time.perf_counter() - began
+
+    @contextmanager
+    def _saying_what_is_left(self) -> Iterator[None]:
+        """A full disk ends the run with the step, and what there is to go on from."""
+        try:
+            yield
+        except CheckpointError as error:
+            raise type(error)(f"step {self.step}: {error.message}; {self._kept()}", help=error.help) from error
+
+    def _kept(self) -> str:
+        steps = [] if self.out is None else steps_in(self.out / "checkpoints")
+        return f"the checkpoint of step {steps[-1]} is whole" if steps else "there is no checkpoint"
+
+    def _stop(self, by: str) -> NoReturn:
+        self._read()
+        self._save()
+        self.processes.total([0.0])  # nobody leaves before it is written: torchrun ends the others then
+        there = f"{self._kept()}, and a resumed run goes on from it" if self.out is not None else "nothing is saved"
+        raise KeyboardInterrupt(f"ended by {by} after step {self.step}: {there}")
+
+    def _result(self) -> Result:
+        held_out = [record["held_out_loss"] for record in self._history if "held_out_loss" in record]
+        return Result(
+            step=self.step,
+            loss=self._history[-1].get("loss", math.nan) if self._history else math.nan,
+            held_out_loss=held_out[-1] if held_out else None,
+            history=tuple(self._history),
+        )

@@ -1,0 +1,202 @@
+"""What a run trains, and on what: the model that a configuration describes, and its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from bowline.errors import ConfigError, UsageError
+from bowline.models import BertConfig, GPT2Config, LSTMConfig, PreTrainedModel, T5Config
+from bowline.models.auto import class_at, model_class
+from bowline.models.common.from_pretrained import checked_device
+from bowline.models.common.stored_config import checked_path
+from bowline.nn import tie_weights, untie_weights
+from bowline.nn.init import init_weights
+from bowline.train.loop.observations import tie_state
+from bowline.train.text.objectives import CausalBatches, MaskedBatches, SpanBatches
+from bowline.train.text.packed_tokens import Packed
+from bowline.train.text.tokenizer_training import TextTokenizer
+from bowline.train.train_config import TrainConfig
+
+__all__ = ["batches_for", "begins_at_unigram", "check_model", "model_for", "settle_biases"]
+
+CONFIGS: dict[str, Any] = {"gpt2": GPT2Config, "bert": BertConfig, "t5": T5Config, "lstm": LSTMConfig}
+POSITIONS = {"gpt2": "n_positions", "bert": "max_position_embeddings"}
+
+
+def model_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -> PreTrainedModel:
+    """The model before its first step, on `config.device`; the same for the same seed.
+
+    Args:
+        config: see `TrainConfig`.
+        tokenizer: whose ids it is to have.
+        packed: the text, whose tokens are counted where the head's bias begins at that.
+
+    Raises:
+        UsageError: a key of the model that its config does not have, a bias where the head has none, more tokens or
+            positions than a checkpoint has, a tie to be undone that is none.
+        ConfigError: a value that means nothing, or a checkpoint of another family.
+        TieError: `tie` for a checkpoint whose two ends differ.
+    """
+    device = checked_device(config.device)
+    if device.type == "meta":
+        raise UsageError("device 'meta': holds no numbers, and nothing can be trained there", help="cpu, cuda")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
+        model = _taken(config, tokenizer) if config.init_from is not None else _drawn(config, tokenizer)
+    if config.untie_at_step is not None and tie_state(model) == "untied":
+        raise UsageError(
+            f"untie_at_step={config.untie_at_step}: the head of {config.init_from} is a matrix of its own already",
+            help="leave --untie-at-step out, or tie it first: --tie",
+        )
+    if begins_at_unigram(config, model):
+        _begin_at_unigram(model, packed)
+    return model.to(device)
+
+
+def begins_at_unigram(config: TrainConfig, model: PreTrainedModel) -> bool:
+    """Whether the head's bias begins at how often tokens come: as was said, or, if there is one, as the size is."""
+    asked = config.head_bias is not None
+    return bool(config.value("head_bias") == "unigram") and (asked or _head_bias(model) is not None)
+
+
+def batches_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -> CausalBatches:
+    """The objective of the family over the packed text.
+
+    Raises:
+        UsageError: too little text, or a length that the objective cannot have.
+    """
+    options: dict[str, Any] = {name: config.value(name) for name in ("length", "batch_size", "accumulation")}
+    options |= {"seed": config.seed, "held_out_tokens": config.held_out_tokens}
+    rows = packed.train, packed.held_out
+    if config.family == "bert":
+        assert tokenizer.begin is not None
+        assert tokenizer.mask is not None
+        return MaskedBatches(
+            *rows,
+            begin=tokenizer.begin,
+            separator=tokenizer.separator,
+            mask=tokenizer.mask,
+            vocab_size=len(tokenizer),
+            special=tokenizer.special,
+            share=config.value("mask_share"),
+            random_tokens=config.random_tokens,
+            **options,
+        )
+    if config.family == "t5":
+        share = config.value("mask_share")
+        return SpanBatches(*rows, sentinels=tokenizer.sentinels, eos=tokenizer.separator, share=share, **options)
+    return CausalBatches(*rows, **options)
+
+
+@torch.no_grad()
+def settle_biases(model: PreTrainedModel) -> None:
+    """Of an untied BERT, the acting bias under both of its names: a loader that knows one bias has the trained one.
+
+    Untied, `cls.predictions.bias` does not act and is not trained; files hold both, and transformers 4 loads either.
+    """
+    for target, source in model.ties.items():
+        if target.endswith(".bias"):
+            model.get_parameter(source).copy_(model.get_parameter(target))
+
+
+def check_model(config: TrainConfig) -> None:
+    """Raise what `model_for` would raise of a new model's config, before any text is read.
+
+    Raises:
+        UsageError: as `model_for`.
+        ConfigError: as `model_for`.
+    """
+    if config.init_from is None:
+        _config(config, config.vocab_size or config.preset.vocab_size, {})
+
+
+def _drawn(config: TrainConfig, tokenizer: TextTokenizer) -> PreTrainedModel:
+    made = _config(config, len(tokenizer), _ids(config.family, tokenizer))
+    model: PreTrainedModel = model_class({"model_type": config.family})(made)
+    if config.drawn_by is not None:
+        init_weights(model, config.drawn_by, seed=config.seed)
+    return model
+
+
+def _config(config: TrainConfig, vocab_size: int, ids: Mapping[str, int | None]) -> Any:
+    family, length = config.family, config.value("length")
+    keys: dict[str, Any] = {"vocab_size": vocab_size, **ids}
+    keys["tie_word_embeddings"] = config.tie is not False
+    if config.pad_logit is not None:
+        keys["pad_logit"] = config.pad_logit
+    if family in POSITIONS:
+        usual = getattr(CONFIGS[family](), POSITIONS[family])
+        keys[POSITIONS[family]] = length if config.size == "nano" else max(usual, length)
+    fixed = sorted(keys.keys() & config.model.keys() - set(POSITIONS.values()))
+    if fixed:
+        raise UsageError(
+            f"model: {fixed[0]} is not the config's to say: it follows from the tokenizer or has an option of its own",
+            help="leave it out",
+        )
+    made = CONFIGS[family](vocab_size=vocab_size).updated(**{**keys, **config.preset.model, **config.model})
+    _check_positions(made, config)
+    return made
+
+
+def _ids(family: str, tokenizer: TextTokenizer) -> dict[str, int | None]:
+    if family == "bert":
+        return {"pad_token_id": tokenizer.pad}
+    if family == "t5":
+        return {"pad_token_id": tokenizer.pad, "eos_token_id": tokenizer.separator}
+    return {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
+
+
+def _taken(config: TrainConfig, tokenizer: TextTokenizer) -> PreTrainedModel:
+    """The checkpoint to fine-tune, with a head for the family's objective."""
+    place = checked_path(config.init_from)
+    found = class_at(place)
+    if found.config_class.model_type != config.family:
+        raise ConfigError(
+            f"{config.init_from}: is a {found.config_class.model_type}, and the family is {config.family}",
+            help=f"--family {found.config_class.model_type}",
+        )
+    changes = {} if config.pad_logit is None else {"pad_logit": config.pad_logit}
+    model: PreTrainedModel = model_class({"model_type": config.family}).from_pretrained(place, **changes)
+    if model.config.vocab_size < len(tokenizer):
+        raise UsageError(
+            f"{config.init_from}: has {model.config.vocab_size} rows, and its tokenizer {len(tokenizer)} tokens",
+            help="bowline.nn.resize_vocab gives it the rows that it lacks",
+        )
+    if config.pad_logit == "mask" and model.config.pad_token_id is None:
+        raise UsageError(
+            f"{config.init_from}: pad_logit='mask' and no pad_token_id in its config", help="leave --pad-logit out"
+        )
+    _check_positions(model.config, config)
+    if config.tie is True:
+        tie_weights(model)
+    elif config.tie is False:
+        untie_weights(model)
+    return model
+
+
+def _check_positions(made: Any, config: TrainConfig) -> None:
+    table = getattr(made, POSITIONS.get(config.family, ""), None)
+    if table is not None and config.value("length") > table:
+        raise UsageError(
+            f"a length of {config.value('length')}, and the model has {table} positions", help=f"--length {table}"
+        )
+
+
+@torch.no_grad()
+def _begin_at_unigram(model: PreTrainedModel, packed: Packed) -> None:
+    bias = _head_bias(model)
+    if bias is None:
+        raise UsageError(
+            f"head_bias='unigram': the head of this {type(model).__name__} has no bias",
+            help="leave --head-bias out, or build the model with one",
+        )
+    bias.copy_(torch.from_numpy(packed.unigram(len(bias))).log())
+
+
+def _head_bias(model: PreTrainedModel) -> nn.Parameter | None:
+    bias = getattr(model.get_output_embeddings(), "bias", None)
+    return bias if isinstance(bias, nn.Parameter) else None

@@ -1,0 +1,112 @@
+"""The directory of a run: one process at a time has it, and nobody else's files are in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from bowline.checkpoint.durable.file_creation import cannot_write, create, fill
+from bowline.errors import UsageError
+from bowline.train.loop.directory_lock import locked
+from bowline.train.loop.run_checkpoints import steps_in
+from bowline.train.text.corpus import CorpusSurvey
+from bowline.train.train_config import TrainConfig
+
+__all__ = ["stated", "taken"]
+
+RUN = "run.json"
+"""What the directory is: the configuration of its run, and the fingerprint of the text."""
+
+
+@contextmanager
+def taken(place: Path, config: TrainConfig, survey: CorpusSurvey, *, resume: bool) -> Iterator[bool]:
+    """Hold `place` for this run, and say whether it goes on with one; nothing in it is changed where it is another's.
+
+    An error before anything was made there leaves nothing there, and no directory that was not there before.
+
+    Raises:
+        UsageError: it holds something else, another run, a trained model that nobody asked to go on with, or another
+            process trains there.
+        CheckpointError: it cannot be written.
+    """
+    if os.path.lexists(place) and not place.is_dir():
+        raise UsageError(f"{place}: is not a directory", help="give another name")
+    new = [path for path in (place, *place.parents) if not path.exists()]
+    with locked(place):
+        before = stated(place / RUN)
+        goes_on = False
+        if before is None or not isinstance(before.get("config"), dict) or "text" not in before:
+            _refuse_what_is_there(place)
+            _begin(place, config, survey)
+        elif steps_in(place / "checkpoints"):
+            if not resume:
+                raise UsageError(f"{place}: holds a run", help="--resume goes on with it, or give another directory")
+            _refuse_another(place, before, config, survey)
+            goes_on = True
+        elif (place / "config.json").exists():
+            raise UsageError(
+                f"{place}: holds a model that was trained, and no checkpoint to go on from",
+                help=f"give another directory; --init-from {place} begins with its weights",
+            )
+        else:  # a run that has come to no checkpoint has nothing to lose
+            _begin(place, config, survey)
+        try:
+            yield goes_on
+        except BaseException:
+            if before is None:
+                _leave_nothing(place, new)
+            raise
+
+
+def stated(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is none."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _begin(place: Path, config: TrainConfig, survey: CorpusSurvey) -> None:
+    content = {"version": 1, "config": config.effective(), "text": survey.fingerprint}
+    staged = place / f".{RUN}.{os.getpid()}.tmp"
+    try:
+        staged.unlink(missing_ok=True)
+        fill(create(staged), (json.dumps(content, indent=2) + "\n").encode(), 0o644)
+        staged.replace(place / RUN)
+    except OSError as error:
+        raise cannot_write(place, error) from error
+
+
+def _leave_nothing(place: Path, new: list[Path]) -> None:
+    """Take back what says that a run is here, where that is all there is, and then the directories that are new."""
+    with suppress(OSError):
+        if [path.name for path in place.iterdir()] == [RUN]:
+            (place / RUN).unlink()
+            for directory in new:
+                directory.rmdir()
+
+
+def _refuse_what_is_there(place: Path) -> None:
+    there = sorted(path.name for path in place.iterdir() if not path.name.startswith(f".{RUN}."))
+    if there:
+        raise UsageError(
+            f"{place}: holds something else ({', '.join(there[:3])}{', ...' if len(there) > 3 else ''}), expected "
+            "a new or an empty directory",
+            help="give another directory",
+        )
+
+
+def _refuse_another(place: Path, before: dict[str, Any], config: TrainConfig, survey: CorpusSurvey) -> None:
+    odd = config.differences(before["config"])
+    if not odd and before["text"] != survey.fingerprint:
+        odd = ["the text in it has changed"]
+    if odd:
+        raise UsageError(
+            f"{place}: is a run of another configuration: {'; '.join(odd)}",
+            help="resume with what it began with, or begin in another directory",
+        )

@@ -1,0 +1,231 @@
+"""Plain text as documents: files, the text files of directories, or the standard library's own source."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+from bowline.errors import UsageError
+
+__all__ = ["Corpus", "CorpusSurvey", "find_text"]
+
+STDLIB = "stdlib"
+"""The word for the text that is there on every machine."""
+NOT_SOURCE = frozenset(
+    {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "dist-packages", "__pycache__"}
+)
+"""Parts of the standard library that are left out: its tests, which not every Python comes with, two tables of data
+that are written as Python, and what was installed beside it."""
+FEW = 20
+"""Fewer files than this are cut into documents, so that there is something to hold out."""
+PIECE = 8192
+"""The characters from which on a piece of a cut file may end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusSurvey:
+    """What one pass over the text has counted. `sizes` and `hashes` are of the documents, in their order.
+
+    `skipped_bytes` were no UTF-8, `skipped_files` were no text (they have a NUL byte, as images and archives have).
+    """
+
+    sizes: tuple[int, ...]
+    hashes: tuple[str, ...]
+    files: int
+    skipped_bytes: int
+    skipped_files: int
+
+    @property
+    def documents(self) -> int:
+        """How many there are."""
+        return len(self.sizes)
+
+    @property
+    def characters(self) -> int:
+        """Of all documents together."""
+        return sum(self.sizes)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the text of all documents in their order: another text has another one."""
+        return hashlib.blake2b("\n".join(self.hashes).encode(), digest_size=16).hexdigest()
+
+    def __str__(self) -> str:
+        text = f"{self.documents:,} document{'s' * (self.documents != 1)} of {self.characters:,} characters from "
+        text += f"{self.files:,} file{'s' * (self.files != 1)}"
+        if self.skipped_bytes:
+            text += f"; {self.skipped_bytes:,} bytes that are no UTF-8 skipped"
+        if self.skipped_files:
+            are = "file that is" if self.skipped_files == 1 else "files that are"
+            text += f"; {self.skipped_files:,} {are} no text skipped"
+        return text
+
+
+class Corpus:
+    """Documents of text, read from their files each time they are asked for: as many as the disk holds.
+
+    A document is a file; where there are fewer than 20 files, a piece of one, cut at a blank line (or the end of a
+    line, where a file has no blank ones) after 8192 characters or more. Empty ones are left out.
+
+    Args:
+        files: in the order in which they are read.
+        strict: bytes that are no UTF-8, and files that are no text, are refused; otherwise skipped and counted.
+
+    Raises:
+        UsageError: a file that cannot be read; in `strict`, one that is no text; in `survey`, no text at all.
+    """
+
+    def __init__(self, files: Sequence[Path], *, strict: bool = False) -> None:
+        self.files = tuple(files)
+        self.strict = strict
+
+    def __iter__(self) -> Iterator[str]:
+        for path in self.files:
+            text, _ = self._text(path)
+            yield from self._documents(text)
+
+    @cached_property
+    def cut(self) -> bool:
+        """Whether so few files are text that they are cut."""
+        text = (path for path in self.files if self._text(path)[0] is not None)
+        return len(self.files) < FEW or len(list(islice(text, FEW))) < FEW
+
+    @cached_property
+    def survey(self) -> CorpusSurvey:
+        """The counts; one pass over the files, once."""
+        sizes, hashes = [], []
+        skipped_bytes = skipped_files = 0
+        for path in self.files:
+            text, skipped = self._text(path)
+            skipped_files += text is None
+            skipped_bytes += skipped
+            for document in self._documents(text):
+                sizes.append(len(document))
+                hashes.append(hashlib.blake2b(document.encode(), digest_size=16).hexdigest())
+        if not sizes:
+            seen = f"{len(self.files)} files" if len(self.files) != 1 else str(self.files[0])
+            raise UsageError(
+                f"{seen}: no text, expected files of UTF-8",
+                help=f"--data {STDLIB} is the standard library's source, which is always there",
+            )
+        return CorpusSurvey(
+            sizes=tuple(sizes),
+            hashes=tuple(hashes),
+            files=len(self.files) - skipped_files,
+            skipped_bytes=skipped_bytes,
+            skipped_files=skipped_files,
+        )
+
+    def _text(self, path: Path) -> tuple[str | None, int]:
+        """The text of a file and the number of bytes that were skipped; `None` for a file that is no text."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror or error}", help="or leave it out") from None
+        if b"\0" in content:
+            if self.strict:
+                raise UsageError(
+                    f"{path}: is no text: byte {content.index(0)} is NUL",
+                    help="leave it out, or leave --strict out, which skips it; UTF-16 has to be made UTF-8 first",
+                )
+            return None, 0
+        skipped = 0
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
+            if self.strict:
+                raise UsageError(
+                    f"{path}: byte {error.start} is no UTF-8 ({content[error.start]:#04x})",
+                    help="convert the file, or leave --strict out, which skips such bytes and counts them",
+                ) from None
+            text = content.decode(errors="ignore")
+            skipped = len(content) - len(text.encode())
+        return text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").replace("\r\n", "\n"), skipped
+
+    def _documents(self, text: str | None) -> Iterator[str]:
+        if text is None:
+            return
+        for piece in _pieces(text) if self.cut else [text]:
+            if not piece.isspace() and piece:
+                yield piece
+
+
+def find_text(
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    strict: bool = False,
+    without: Path | None = None,
+) -> Corpus:
+    """The corpus of `data`: "stdlib", files, directories, or several of these.
+
+    Of a directory, every file below it, sorted by path, but for hidden ones. "stdlib" is the source text of this
+    Python's standard library (`*.py`, sorted), without its tests, the tables of `encodings` and of `pydoc_data`, and
+    packages that were installed: the same on every machine with the same Python. What is below `without` is left out:
+    the directory of the run itself.
+
+    Raises:
+        UsageError: nothing is there, or there is no file in it.
+
+    Example:
+        >>> corpus = find_text("stdlib")
+        >>> corpus.survey.documents > 500, any("def " in document for document in corpus)
+        (True, True)
+    """
+    places = [data] if isinstance(data, (str, os.PathLike)) else list(data)
+    files: dict[Path, None] = {}
+    for place in places:
+        found = _stdlib() if place == STDLIB else _below(Path(place), without)
+        files.update(dict.fromkeys(found))
+    if not files:
+        raise UsageError(
+            f"{', '.join(map(str, places)) or 'no data'}: no files, expected text",
+            help=f"name files, a directory, or {STDLIB}",
+        )
+    return Corpus(list(files), strict=strict)
+
+
+def _below(place: Path, without: Path | None) -> list[Path]:
+    try:
+        mode = place.stat().st_mode
+    except (OSError, ValueError) as error:  # a ValueError at a NUL byte
+        why = getattr(error, "strerror", None) or error
+        seen = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {why}"
+        raise UsageError(f"{place!s:.200}: {seen}", help=f"name files, a directory, or {STDLIB}") from None
+    if stat.S_ISREG(mode):
+        return [place]
+    if not stat.S_ISDIR(mode):
+        raise UsageError(f"{place}: is neither a file nor a directory", help=f"name files, a directory, or {STDLIB}")
+    found = (path for path in place.rglob("*") if not any(part[0] == "." for part in path.relative_to(place).parts))
+    out = None if without is None else _spelled_below(without, place)
+    files = (path for path in found if path.is_file() and not (out and path.is_relative_to(out)))
+    return sorted(files, key=lambda path: path.relative_to(place).parts)
+
+
+def _spelled_below(inner: Path, place: Path) -> Path | None:
+    """`inner` as a path that begins with `place`; `None` where it is not below it."""
+    real, root = inner.resolve(), place.resolve()
+    return place / real.relative_to(root) if real != root and real.is_relative_to(root) else None
+
+
+def _stdlib() -> list[Path]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found = (path for path in root.rglob("*.py") if not NOT_SOURCE.intersection(path.relative_to(root).parts))
+    return sorted(found, key=lambda path: path.relative_to(root).parts)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text in pieces of `PIECE` characters or more, each up to a blank line, or else to the end of a line."""
+    stop = "\n\n" if "\n\n" in text else "\n"
+    start = 0
+    while start < len(text):
+        end = text.find(stop, start + PIECE)
+        end = len(text) if end < 0 or len(text) - end < PIECE // 2 else end + len(stop)
+        yield text[start:end]
+        start = end

@@ -1,0 +1,288 @@
+"""All that `bowline train` can be told, as one frozen record that JSON holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Self
+
+from bowline.checkpoint.formats.strict_json import loads
+from bowline.errors import UsageError
+from bowline.recipes import RECIPES
+from bowline.train.loop.trainer_settings import MAY_DIFFER, TrainerSettings
+from bowline.train.presets import FAMILIES, HEAD_BIASES, Preset, preset
+
+__all__ = ["TrainConfig"]
+
+MOST_HIDDEN = 0.9
+"""Of a T5's tokens: with more there is next to nothing to read."""
+OF_PRESET = ("steps", "length", "batch_size", "accumulation", "learning_rate", "mask_share")
+"""What the size decides where nothing is given."""
+OF_DRAW = {"head_bias": None, "embedding_rate": 1.0}
+"""What it decides for weights that it draws itself, and what those of a recipe or a checkpoint have instead."""
+MAY_CHANGE = MAY_DIFFER | {"device"}
+"""What a resumed run may have otherwise: no weight depends on it but by rounding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A training run from plain text. `None` is what the size, or the model that is fine-tuned, decides.
+
+    Args:
+        family: gpt2, bert, t5 or lstm.
+        data: "stdlib", files and directories.
+        size: nano, small or base.
+        model: keys of the family's config, in place of the size's.
+        vocab_size: of a new tokenizer, exactly; where it is not given, the size's, or as many as the text gives.
+        tokenizer: a directory to take one from.
+        init_from: a checkpoint to fine-tune; its tokenizer is taken with it.
+        tie: whether the head is the embedding; where nothing is said it is, or is what the checkpoint has.
+        untie_at_step: after so many steps the head becomes a matrix of its own.
+        recipe: how the model is drawn (`bowline.recipes`); the family's own way unless it is given.
+        pad_logit: "keep" or "mask": the padding token's logit is -inf, so that its row stays.
+        head_bias: "zero", or "unigram": it begins at the log of how often each token stands in the text.
+        mask_share: of a BERT's or a T5's tokens, how many are asked for.
+        random_tokens: "all" or "ordinary": see `bowline.train.text.objectives.MaskedBatches`.
+        strict: refuse bytes and files that are no text.
+        held_out_share: of the text, in whole documents.
+        held_out_tokens: that an evaluation reads at most.
+        length: tokens of an input.
+        batch_size: rows of a batch.
+        device: cpu, cuda.
+        steps, learning_rate, embedding_rate, min_learning_rate, warmup_steps, weight_decay, clip, accumulation, bf16,
+            activation_checkpointing, compile, seed, log_every, evaluate_every, save_every, keep: see
+            `TrainerSettings`. `seed` is also that of the model's draws and of the order of the text.
+
+    Raises:
+        UsageError: a value that means nothing, or two that contradict each other.
+
+    Example:
+        >>> config = TrainConfig(family="gpt2", steps=300)
+        >>> config.settings().learning_rate == config.preset.learning_rate, config.settings().steps
+        (True, 300)
+        >>> TrainConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    family: str
+    data: tuple[str, ...] = ("stdlib",)
+    size: str = "nano"
+    model: Mapping[str, Any] = field(default_factory=dict)
+    vocab_size: int | None = None
+    tokenizer: str | None = None
+    init_from: str | None = None
+    tie: bool | None = None
+    untie_at_step: int | None = None
+    recipe: str | None = None
+    pad_logit: str | None = None
+    head_bias: str | None = None
+    mask_share: float | None = None
+    random_tokens: str = "all"
+    strict: bool = False
+    held_out_share: float = 0.05
+    held_out_tokens: int = 2**15
+    length: int | None = None
+    batch_size: int | None = None
+    device: str = "cpu"
+    steps: int | None = None
+    learning_rate: float | None = None
+    embedding_rate: float | None = None
+    min_learning_rate: float = 0.1
+    warmup_steps: int | None = None
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    accumulation: int | None = None
+    bf16: bool = False
+    activation_checkpointing: bool = False
+    compile: bool = False
+    seed: int = 0
+    log_every: int = 10
+    evaluate_every: int = 100
+    save_every: int = 200
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        data: Any = self.data
+        data = (data,) if isinstance(data, str) else tuple(data) if isinstance(data, (list, tuple)) else data
+        if not isinstance(data, tuple) or not data or not all(isinstance(one, str) and one for one in data):
+            raise UsageError(f"data={self.data!r:.60}: expected stdlib, or files and directories")
+        object.__setattr__(self, "data", data)
+        object.__setattr__(self, "model", dict(self.model) if isinstance(self.model, Mapping) else self.model)
+        self._among("family", FAMILIES)
+        self._among("random_tokens", ("all", "ordinary"))
+        self._among("pad_logit", (None, "keep", "mask"))
+        self._among("head_bias", (None, *HEAD_BIASES))
+        self._among("recipe", (None, *RECIPES))
+        if not isinstance(self.model, dict):
+            raise UsageError(f"model={self.model!r:.60}: expected {{key of the model's config: value}}")
+        for name, least in (("vocab_size", 64), ("length", 4), ("batch_size", 1), ("held_out_tokens", 1)):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31
+            if not whole and not (value is None and name != "held_out_tokens"):
+                raise UsageError(f"{name}={value!r:.60}: expected a whole number from {least}")
+        for name in ("held_out_share", "mask_share"):
+            share = getattr(self, name)
+            real = not isinstance(share, bool) and isinstance(share, (int, float)) and 0 < share < 1
+            if not real and not (share is None and name == "mask_share"):
+                raise UsageError(f"{name}={share!r:.60}: expected a number above 0 and below 1")
+        for name in ("tokenizer", "init_from"):
+            if getattr(self, name) is not None and not (isinstance(getattr(self, name), str) and getattr(self, name)):
+                raise UsageError(f"{name}={getattr(self, name)!r:.60}: expected a directory")
+        for name in ("tie", "strict"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (value is None and name == "tie"):
+                raise UsageError(f"{name}={value!r:.60}: expected true or false")
+        self._contradictions()
+        self.settings()
+
+    def _among(self, name: str, known: tuple[Any, ...]) -> None:
+        value = getattr(self, name)
+        if value not in known or isinstance(value, bool):
+            close = get_close_matches(str(value), [str(one) for one in known], n=1)
+            expected = ", ".join(str(one) for one in known if one is not None)
+            raise UsageError(
+                f"{name}={value!r:.60}: expected one of {expected}", help=f"perhaps {close[0]}" if close else None
+            )
+
+    def _contradictions(self) -> None:
+        for one, other, why, way_out in (
+            ("tokenizer", "vocab_size", "a tokenizer that is taken has its own size", "leave one of them out"),
+            ("init_from", "tokenizer", "a checkpoint's rows belong to its own tokenizer", "leave --tokenizer out"),
+            ("init_from", "vocab_size", "a checkpoint has its own vocabulary", "bowline.nn.resize_vocab changes it"),
+            ("init_from", "recipe", "a checkpoint is not drawn", "leave one of them out"),
+            ("init_from", "model", "a checkpoint has its own config", "leave one of them out"),
+        ):
+            if getattr(self, one) and getattr(self, other):
+                raise UsageError(f"{one} and {other}: {why}", help=way_out)
+        if self.head_bias is not None and self.init_from is not None:
+            raise UsageError("init_from and head_bias: the checkpoint's bias was trained", help="leave --head-bias out")
+        if self.untie_at_step is not None and self.tie is False:
+            raise UsageError(
+                "untie_at_step and tie=false: there is no tie to undo", help="leave --untie or --untie-at-step out"
+            )
+        if self.head_bias is not None and self.family in ("gpt2", "t5"):
+            raise UsageError(
+                f"head_bias={self.head_bias!r}: the head of a {self.family} has no bias",
+                help="bert and lstm have one; of the others the table itself has to learn how often tokens come",
+            )
+        if self.mask_share is not None and self.family in ("gpt2", "lstm"):
+            raise UsageError(
+                f"mask_share={self.mask_share!r:.60}: a {self.family} is trained without masks",
+                help="bert and t5 have them",
+            )
+        if self.mask_share is not None and self.family == "t5" and self.mask_share > MOST_HIDDEN:
+            raise UsageError(
+                f"mask_share={self.mask_share!r:.60}: expected at most {MOST_HIDDEN} of a t5's tokens",
+                help="what stands between the holes is all that its encoder reads",
+            )
+        if self.pad_logit == "mask" and self.family in ("gpt2", "lstm"):
+            raise UsageError(
+                f"pad_logit='mask': a {self.family} is trained without padding, so that no row is one for it",
+                help="bert and t5 have a padding token",
+            )
+
+    @property
+    def preset(self) -> Preset:
+        """What the size says."""
+        return preset(self.family, self.size)
+
+    @property
+    def drawn_by(self) -> str | None:
+        """The recipe by which a new model is drawn; `None` for the family's own way, which is transformers'.
+
+        A T5 with a head of its own is drawn by `t5-mesh`: transformers draws such a head with std 1, and the first loss
+        is six times ln V.
+        """
+        if self.recipe is None and self.family == "t5" and self.tie is False:
+            return "t5-mesh"
+        return self.recipe
+
+    def value(self, name: str) -> Any:
+        """A field, or what the size has in its place."""
+        value = getattr(self, name)
+        if value is not None or name not in (*OF_PRESET, *OF_DRAW):
+            return value
+        elsewhere = name in OF_DRAW and (self.init_from is not None or self.drawn_by is not None)
+        return OF_DRAW[name] if elsewhere else getattr(self.preset, name)
+
+    def settings(self) -> TrainerSettings:
+        """What the loop is told."""
+        names = {one.name for one in fields(TrainerSettings)} & {one.name for one in fields(self)}
+        settings = TrainerSettings(**{name: self.value(name) for name in names})
+        if settings.untie_at_step is not None and settings.untie_at_step >= settings.steps:
+            raise UsageError(f"untie_at_step={settings.untie_at_step}: expected fewer than the {settings.steps} steps")
+        return settings
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the fields that are not at their defaults, and the family, the data and the size."""
+        content = dataclasses.asdict(self) | {"data": list(self.data)}
+        always = ("family", "data", "size", "seed")
+        return {
+            one.name: content[one.name]
+            for one in fields(self)
+            if one.name in always or content[one.name] not in (one.default, {})
+        }
+
+    def effective(self) -> dict[str, Any]:
+        """Every field with what it comes to."""
+        content = dataclasses.asdict(self) | {"data": list(self.data)}
+        return content | {name: self.value(name) for name in (*OF_PRESET, *OF_DRAW)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], origin: str = "the configuration") -> Self:
+        """What a JSON object says.
+
+        Raises:
+            UsageError: a key that is none of the fields', or a value that means nothing.
+        """
+        known = [one.name for one in fields(cls)]
+        for key in content:
+            if key not in known:
+                close = get_close_matches(str(key), known, n=1)
+                raise UsageError(
+                    f"{origin}: {key!r:.60} is no key of a training run",
+                    help=f"perhaps {close[0]}" if close else f"its keys are {', '.join(known)}",
+                )
+        if "family" not in content:
+            raise UsageError(
+                f"no family: expected one of {', '.join(FAMILIES)}", help="give --family, or --config FILE"
+            )
+        return cls(**content)
+
+    @staticmethod
+    def read(path: Path) -> dict[str, Any]:
+        """The content of a file of a configuration.
+
+        Raises:
+            UsageError: it cannot be read, or holds no object.
+            FormatError: it is no JSON.
+        """
+        try:
+            content = loads(path.read_bytes(), str(path))
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror or error}", help="give another file") from None
+        if not isinstance(content, dict):
+            raise UsageError(f"{path}: a {type(content).__name__}, expected an object", help='as {"family": "gpt2"}')
+        return content
+
+    def dumps(self) -> str:
+        """`to_dict` as text."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    def differences(self, other: Mapping[str, Any]) -> list[str]:
+        """What `effective` of another run has otherwise, but for what changes no weight: one line for each.
+
+        Example:
+            >>> TrainConfig(family="gpt2").differences(TrainConfig(family="gpt2", steps=7, keep=9).effective())
+            ['steps was 7 and is 1000']
+        """
+        mine = self.effective()
+        return [
+            f"{name} was {other.get(name)!r:.60} and is {mine[name]!r:.60}"
+            for name in mine
+            if name not in MAY_CHANGE and other.get(name) != mine[name]
+        ]

@@ -1,0 +1,222 @@
+"""From text to a trained model in a directory: what `bowline train` does, as a function.
+
+OUT/run.json                 the configuration, and the fingerprint of the text
+OUT/tokenizer/, OUT/tokens/  made once; a resumed run finds them
+OUT/log.jsonl, checkpoints/  the loop's
+OUT/config.json, model.safetensors, tokenizer.json ...   the model, once it is trained
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bowline.checkpoint.durable.file_creation import cannot_write
+from bowline.checkpoint.durable.publication import publishing
+from bowline.errors import CheckpointError
+from bowline.models import PreTrainedModel
+from bowline.models.common.from_pretrained import checked_device
+from bowline.models.text_generation import GENERATION
+from bowline.nn.ties.ends import makes_logits
+from bowline.nn.ties.shared_parameters import find_ties
+from bowline.nn.tree.slots import slots
+from bowline.train.loop.adamw import decay_groups
+from bowline.train.loop.processes import joined
+from bowline.train.loop.run_checkpoints import steps_in
+from bowline.train.loop.trainer import Result, Trainer
+from bowline.train.model_building import batches_for, begins_at_unigram, check_model, model_for, settle_biases
+from bowline.train.run_directory import stated, taken
+from bowline.train.text.corpus import Corpus, CorpusSurvey, find_text
+from bowline.train.text.objectives import CausalBatches
+from bowline.train.text.packed_tokens import Packed, held_out_documents, pack, training_documents
+from bowline.train.text.tokenizer_training import TextTokenizer, take_tokenizer, train_tokenizer
+from bowline.train.train_config import TrainConfig
+
+__all__ = ["TrainedRun", "Plan", "Text", "prepare", "train"]
+
+SAMPLING = {"do_sample": True, "temperature": 0.7, "top_k": 40}
+"""How `generate` goes on with a text, here and in transformers: the likeliest token alone soon repeats itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """The text of a run, ready: what was found, its tokenizer, and its tokens."""
+
+    survey: CorpusSurvey
+    tokenizer: TextTokenizer
+    packed: Packed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is about to be trained, before the first step."""
+
+    config: TrainConfig
+    text: Text
+    model: PreTrainedModel
+    batches: CausalBatches
+
+    @property
+    def lines(self) -> list[str]:
+        """The plan in a few lines, for a person."""
+        config, packed = self.config, self.text.packed
+        steps, rows = config.value("steps"), config.value("batch_size")
+        each = f"{config.value('accumulation')} x " if config.value("accumulation") > 1 else ""
+        drawn = "drawn as the family is" if config.drawn_by is None else f"drawn by {config.drawn_by}"
+        drawn = drawn if config.init_from is None else f"of {config.init_from}"
+        drawn += ", the head's bias at how often tokens come" * begins_at_unigram(config, self.model)
+        return [
+            f"text      {self.text.survey}",
+            f"tokens    {packed}; a vocabulary of {len(self.text.tokenizer):,}",
+            f"model     {config.family} {config.size}: {self.model.num_parameters():,} parameters, {self._tied()}",
+            f"weights   {drawn}, seed {config.seed}",
+            f"optimizer {decay_groups(self.model, config.value('embedding_rate'))}",
+            f"training  {steps:,} step{'s' * (steps != 1)} of {each}{rows} x {config.value('length')} tokens, "
+            f"{steps / self.batches.epoch:.2g} times the text",
+        ]
+
+    def _tied(self) -> str:
+        known = slots(self.model)
+        for tie in find_ties(self.model).ties:
+            if makes_logits(known[tie.target], known[tie.source]):
+                count = known[tie.source].tensor.numel()
+                share = count / self.model.num_parameters()
+                when = self.config.untie_at_step
+                until = "" if when is None else f" until step {when:,}"
+                return f"{count:,} ({share:.1%}) of them in the tied matrix, {tie}{until}"
+        return "the head a matrix of its own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedRun:
+    """A run that is done: where the model is, what the loop tells, and exp of the last held-out loss."""
+
+    directory: Path
+    result: Result
+
+    @property
+    def perplexity(self) -> float:
+        """On the held-out text; of hidden tokens for bert, of hidden spans for t5."""
+        loss = self.result.held_out_loss
+        return math.exp(loss) if loss is not None and loss < 700 else math.inf
+
+
+def prepare(
+    config: TrainConfig,
+    directory: Path,
+    corpus: Corpus | None = None,
+    say: Callable[[str], object] | None = None,
+) -> Text:
+    """The text, the tokenizer in `directory`/tokenizer and the tokens in `directory`/tokens, made where they are not.
+
+    The tokenizer is trained on the documents that are not held out. Several runs over one text may share a directory.
+
+    Raises:
+        UsageError: no text, too little of it, a vocabulary that it does not support, or bytes that `strict` refuses.
+        CheckpointError: the directory cannot be written.
+    """
+    corpus = corpus or find_text(config.data, strict=config.strict, without=directory)
+    survey = corpus.survey
+    origin = config.tokenizer or config.init_from
+    of_family = "gpt2" if config.family == "lstm" else config.family
+    asked: dict[str, Any] = {"family": of_family, "origin": origin, "text": survey.fingerprint}
+    asked |= {"vocab_size": config.vocab_size, "or_less": config.preset.vocab_size, "share": config.held_out_share}
+    place = directory / "tokenizer"
+    if stated(place / "made.json") != asked:
+        if origin is not None:
+            tokenizer = take_tokenizer(config.family, origin)
+        else:
+            if say is not None:
+                say(f"training a tokenizer on {survey.characters:,} characters ...")
+            held_out = held_out_documents(survey, config.held_out_share)
+            tokenizer = train_tokenizer(
+                config.family,
+                training_documents(corpus, held_out),
+                config.vocab_size or config.preset.vocab_size,
+                characters=survey.characters,
+                exactly=config.vocab_size is not None,
+            )
+        with publishing(place, replaces=lambda name: True) as stage:
+            tokenizer.save(stage)
+            (stage / "made.json").write_text(json.dumps(asked, indent=2) + "\n")
+    tokenizer = take_tokenizer(config.family, place)
+    if say is not None:
+        say("packing the text ...")
+    packed = pack(corpus, tokenizer, directory / "tokens", share=config.held_out_share)
+    return Text(survey=survey, tokenizer=tokenizer, packed=packed)
+
+
+def train(
+    config: TrainConfig,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    say: Callable[[str], object] | None = None,
+    told: Callable[[Plan], object] | None = None,
+    log: Callable[[Mapping[str, Any]], None] | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> TrainedRun:
+    """Train the model that `config` describes; `out` is then a checkpoint with its tokenizer.
+
+    Under `torchrun` each process calls this alike; the first one writes.
+
+    Args:
+        config: see `TrainConfig`.
+        out: a new directory, or an empty one.
+        resume: go on with the run in `out`; where there is none, one begins, and `say` is told.
+        say: is given a line before each part that takes its time.
+        told: is given the plan, before the first step.
+        log: is given each record of the loop.
+        on_step: is given the number of each step that is done.
+
+    Raises:
+        UsageError: a directory that holds something else or another run; too little text; as `model_for` and
+            `batches_for`; as `Trainer.train`.
+        CheckpointError: as `Trainer.train`; the model cannot be written where it is to go.
+        TrainingError: as `Trainer.train`.
+        KeyboardInterrupt: it was stopped, with a whole checkpoint.
+    """
+    place = Path(out)
+    with ExitStack() as stack:
+        processes = stack.enter_context(joined(checked_device(config.device)))
+        check_model(config)
+        if processes.first:
+            corpus = find_text(config.data, strict=config.strict, without=place)
+            goes_on = stack.enter_context(taken(place, config, corpus.survey, resume=resume))
+            if resume and not goes_on and say is not None:
+                say(f"{place}: no checkpoint of a run to go on from, a new run begins")
+            text = prepare(config, place, corpus, say)
+        processes.total([0.0])  # the others wait until it is there
+        if not processes.first:
+            text = prepare(config, place)
+        model = model_for(config, text.tokenizer, text.packed)
+        batches = batches_for(config, text.tokenizer, text.packed)
+        if told is not None and processes.first:
+            told(Plan(config=config, text=text, model=model, batches=batches))
+        trainer = Trainer(model, batches, config.settings(), out=place, resume=resume, log=log, on_step=on_step)
+        result = trainer.train()
+        if processes.first:
+            settle_biases(model)
+            try:
+                text.tokenizer.save(place)
+                if config.family in ("gpt2", "lstm"):
+                    ends = {name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id")}
+                    (place / GENERATION).write_text(json.dumps({**ends, **SAMPLING}, indent=2) + "\n")
+                model.eval().save_pretrained(place)
+            except (OSError, CheckpointError) as error:
+                raise _kept(place, error) from error
+        processes.total([0.0])
+    return TrainedRun(directory=place, result=result)
+
+
+def _kept(place: Path, error: OSError | CheckpointError) -> CheckpointError:
+    """The model could not be written where it was to go: it is in the last checkpoint."""
+    found = error if isinstance(error, CheckpointError) else cannot_write(place, error)
+    last = place / "checkpoints" / f"step-{steps_in(place / 'checkpoints')[-1]:08d}"
+    return type(found)(f"{found.message}; {last} is whole", help="--resume writes the model, once there is room for it")

@@ -1,0 +1,264 @@
+"""BW201 to BW209: rows against ids, and rows that are not what a row should be. Each with a near miss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from bowline.auditing import Severity
+from tests.checkpoints import BART, BERT, GPT2, HEAD, LLAMA, OWN, ROWS, WTE, codes, one, table, tied_gpt2, write
+
+EMBED = "model.embed_tokens.weight"
+BERT_EMBED = "bert.embeddings.word_embeddings.weight"
+
+
+def with_rows(rows: Mapping[int, Any], seed: int = 0) -> npt.NDArray[np.float32]:
+    changed = table(seed=seed)
+    for at, row in rows.items():
+        changed[at] = row
+    return changed
+
+
+def tokenizer(largest: int, added: int | None = None) -> dict[str, object]:
+    extra = [] if added is None else [{"id": added, "content": "<new>"}]
+    return {"model": {"vocab": {f"t{number}": number for number in range(largest + 1)}}, "added_tokens": extra}
+
+
+# --- BW201 vocab-size-mismatch --------------------------------------------------------------------------------------
+
+
+def test_bw201_a_table_of_another_length_than_the_config_says(tmp_path: Path) -> None:
+    found = one(write(tmp_path, {WTE: table(72)}, GPT2), "BW201")
+    assert (found.severity, found.tensors, found.file) == (Severity.ERROR, (WTE,), "config.json")
+    assert (found.help, found.fixable) == ("set vocab_size to 72", False)
+
+
+def test_bw201_a_bias_left_behind_by_a_resize(tmp_path: Path) -> None:
+    tensors = {"model.shared.weight": table(), "final_logits_bias": np.zeros((1, 72), np.float32)}
+    found = one(write(tmp_path, tensors, BART), "BW201")
+    assert found.tensors == ("final_logits_bias",)
+    assert found.help == "resize every vocabulary tensor alike"
+
+
+def test_bw201_the_size_in_a_nested_config_counts(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "text_config": {"vocab_size": 72},
+    }
+    found = one(write(tmp_path, {"language_model.model.embed_tokens.weight": table()}, config), "BW201")
+    assert "text_config.vocab_size is 72" in found.message
+
+
+def test_bw201_is_not_said_where_the_config_states_no_size(tmp_path: Path) -> None:
+    silent = {key: value for key, value in GPT2.items() if key != "vocab_size"}
+    assert codes(write(tmp_path, {WTE: table(72)}, silent)) == []
+
+
+def test_bw201_is_not_said_of_a_tensor_that_lacks_the_axis(tmp_path: Path) -> None:
+    tensors = {"model.shared.weight": table(), "final_logits_bias": np.zeros(64, np.float32)}
+    assert codes(write(tmp_path, tensors, BART)) == []
+
+
+def test_bw201_is_not_said_of_a_tensor_without_a_vocabulary_axis(tmp_path: Path) -> None:
+    assert codes(write(tmp_path, {WTE: table(), "transformer.wpe.weight": table(72)}, GPT2)) == []
+
+
+# --- BW202 tokenizer-larger -----------------------------------------------------------------------------------------
+
+
+def test_bw202_an_added_token_without_a_row(tmp_path: Path) -> None:
+    path = write(tmp_path, {WTE: table()}, GPT2, files={"tokenizer": tokenizer(63, added=64)})
+    found = one(path, "BW202")
+    assert (found.severity, found.tensors, found.file) == (Severity.WARNING, (WTE,), "tokenizer.json")
+    assert "1 id beyond the table's 64 rows, up to 64 ('<new>')" in found.message
+
+
+@pytest.mark.parametrize("file", ["vocab", "added_tokens"])
+def test_bw202_the_other_files_of_a_tokenizer_count(tmp_path: Path, file: str) -> None:
+    assert one(write(tmp_path, {WTE: table()}, GPT2, files={file: {"a": 64}}), "BW202").file == f"{file}.json"
+
+
+def test_bw202_is_not_said_of_the_last_row(tmp_path: Path) -> None:
+    assert codes(write(tmp_path, {WTE: table()}, GPT2, files={"tokenizer": tokenizer(62, added=63)})) == []
+
+
+# --- BW203 special-id-out-of-range ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [-1, 64, 10**30])
+def test_bw203_an_id_that_is_no_row(tmp_path: Path, bad: int) -> None:
+    found = one(tied_gpt2(tmp_path, eos_token_id=bad), "BW203")
+    assert (found.severity, found.tensors, found.file) == (Severity.WARNING, (), "config.json")
+    assert found.message == f"eos_token_id: {bad}, but ids run from 0 to 63"
+
+
+def test_bw203_one_of_several_ids_and_one_in_a_nested_config(tmp_path: Path) -> None:
+    found = one(tied_gpt2(tmp_path, eos_token_id=[2, 64], text_config={"bos_token_id": 99}), "BW203")
+    assert "eos_token_id[1]: 64, text_config.bos_token_id: 99" in found.message
+
+
+@pytest.mark.parametrize("sound", [0, 63, None, [0, 63], "64", True])
+def test_bw203_is_not_said_of_rows_and_of_what_is_no_id(tmp_path: Path, sound: object) -> None:
+    assert codes(tied_gpt2(tmp_path, eos_token_id=sound)) == []
+
+
+# --- BW204 padding-row ----------------------------------------------------------------------------------------------
+
+
+def padded(directory: Path, row: Any, **config: object) -> Path:
+    return write(directory, {WTE: with_rows({3: row})}, {**GPT2, "pad_token_id": 3, **config})
+
+
+def test_bw204_a_zero_row_under_a_tied_head_is_a_warning(tmp_path: Path) -> None:
+    trained = table() * np.linspace(0.5, 2.0, ROWS, dtype=np.float32)[:, None]  # norms as training spreads them
+    trained[3] = 0
+    found = one(write(tmp_path, {WTE: trained}, {**GPT2, "pad_token_id": 3}), "BW204")
+    assert (found.severity, found.tensors, found.fixable) == (Severity.WARNING, (WTE,), False)
+    assert "row 3 (pad_token_id) is zero and the head is tied: its logit is 0 plus the bias" in found.message
+
+
+def test_bw204_a_zero_row_of_a_fresh_table_is_information(tmp_path: Path) -> None:
+    assert one(padded(tmp_path, 0), "BW204").severity is Severity.INFO
+
+
+def test_bw204_a_trained_row_is_information(tmp_path: Path) -> None:
+    found = one(padded(tmp_path, 1), "BW204")
+    assert found.severity is Severity.INFO
+    assert "is trained: a tied head trains it" in found.message
+
+
+def test_bw204_a_copy_names_the_row_that_it_repeats(tmp_path: Path) -> None:
+    assert "is a copy of row 9" in one(padded(tmp_path, table()[9]), "BW204").message
+
+
+def test_bw204_is_not_said_of_a_zero_row_under_a_head_of_its_own(tmp_path: Path) -> None:
+    tensors = {EMBED: with_rows({3: 0}), HEAD: OWN}
+    assert codes(write(tmp_path, tensors, {**LLAMA, "pad_token_id": 3})) == []
+
+
+@pytest.mark.parametrize("pad", [None, -1, 64, 1.5, "3"])
+def test_bw204_is_not_said_without_a_padding_row(tmp_path: Path, pad: object) -> None:
+    assert "BW204" not in codes(tied_gpt2(tmp_path, pad_token_id=pad))
+
+
+# --- BW205 duplicate-rows -------------------------------------------------------------------------------------------
+
+
+def test_bw205_rows_that_are_the_same(tmp_path: Path) -> None:
+    rows = {5: 1.5, 6: 1.5, 7: 1.5, 20: 2.5, 40: 2.5}
+    found = one(write(tmp_path, {WTE: with_rows(rows)}, GPT2), "BW205")
+    assert (found.severity, found.tensors) == (Severity.INFO, (WTE,))
+    assert "5 rows in 2 groups of equal rows, the largest of 3 (5-7)" in found.message
+
+
+def test_bw205_is_not_said_of_the_same_numbers_in_another_order(tmp_path: Path) -> None:
+    rows = {5: np.arange(8), 6: np.arange(8)[::-1]}
+    assert codes(write(tmp_path, {WTE: with_rows(rows)}, GPT2)) == []
+
+
+def test_bw205_is_not_said_of_a_table_and_its_equal_head(tmp_path: Path) -> None:
+    assert "BW205" not in codes(write(tmp_path, {WTE: table(), HEAD: table()}, GPT2))
+
+
+# --- BW206 zero-rows ------------------------------------------------------------------------------------------------
+
+
+def test_bw206_output_rows_of_zeros_are_a_warning(tmp_path: Path) -> None:
+    found = one(write(tmp_path, {WTE: with_rows({62: 0.0, 63: -0.0})}, GPT2), "BW206")
+    assert (found.severity, found.tensors) == (Severity.WARNING, (WTE,))
+    assert "2 rows of zeros (62-63); as output rows they win" in found.message
+
+
+def test_bw206_input_rows_of_zeros_are_information(tmp_path: Path) -> None:
+    found = one(write(tmp_path, {EMBED: with_rows({63: 0}), HEAD: OWN}, LLAMA), "BW206")
+    assert (found.severity, found.tensors) == (Severity.INFO, (EMBED,))
+
+
+def test_bw206_zeros_in_a_head_of_its_own_are_found_there(tmp_path: Path) -> None:
+    found = one(write(tmp_path, {EMBED: table(), HEAD: with_rows({63: 0}, seed=1)}, LLAMA), "BW206")
+    assert (found.severity, found.tensors) == (Severity.WARNING, (HEAD,))
+
+
+def test_bw206_is_not_said_of_the_padding_row(tmp_path: Path) -> None:
+    assert "BW206" not in codes(padded(tmp_path, 0))
+
+
+def test_bw206_is_not_said_of_the_smallest_number(tmp_path: Path) -> None:
+    row = np.zeros(8, np.float32)
+    row[7] = np.finfo(np.float32).smallest_subnormal
+    assert codes(write(tmp_path, {WTE: with_rows({63: row})}, GPT2)) == []
+
+
+# --- BW207 not-finite-rows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_bw207_one_value_that_is_not_finite(tmp_path: Path, bad: float) -> None:
+    row = table()[10]
+    row[7] = bad
+    found = one(write(tmp_path, {WTE: with_rows({10: row})}, GPT2), "BW207")
+    assert (found.severity, found.tensors, found.fixable) == (Severity.ERROR, (WTE,), False)
+    assert "1 row with NaN or infinite values (10)" in found.message
+
+
+def test_bw207_is_not_said_of_the_largest_number(tmp_path: Path) -> None:
+    assert codes(write(tmp_path, {WTE: with_rows({10: np.finfo(np.float32).max})}, GPT2)) == []
+
+
+# --- BW208 never-trained-rows ---------------------------------------------------------------------------------------
+
+
+def partly_trained(untrained: int, *, common: float) -> npt.NDArray[np.float32]:
+    """Long rows in all directions, and short ones with a share of one direction in common."""
+    random = np.random.default_rng(3)
+    rows = random.normal(size=(1024, 64))
+    direction = np.ones(64) / 8
+    short = 0.05 * random.normal(size=(untrained, 64)) + common * direction
+    rows[:untrained] = short
+    return rows.astype(np.float32)
+
+
+def test_bw208_short_rows_that_point_one_way(tmp_path: Path) -> None:
+    path = write(tmp_path, {WTE: partly_trained(100, common=1.0)}, {**GPT2, "vocab_size": 1024})
+    found = one(path, "BW208")
+    assert (found.severity, found.tensors) == (Severity.INFO, (WTE,))
+    assert "100 rows (9.8%) that look never trained (0-99)" in found.message
+
+
+def test_bw208_is_not_said_of_short_rows_that_point_every_way(tmp_path: Path) -> None:
+    assert codes(write(tmp_path, {WTE: partly_trained(100, common=0.0)}, {**GPT2, "vocab_size": 1024})) == []
+
+
+def test_bw208_is_not_said_of_a_fresh_table(tmp_path: Path) -> None:
+    fresh = table(1024, 64) * np.float32(0.02)
+    assert codes(write(tmp_path, {WTE: fresh}, {**GPT2, "vocab_size": 1024, "initializer_range": 0.02})) == []
+
+
+def test_bw208_is_not_said_where_all_rows_point_one_way(tmp_path: Path) -> None:
+    narrow = table(1024, 64) + np.float32(5)
+    assert codes(write(tmp_path, {WTE: narrow}, {**GPT2, "vocab_size": 1024})) == []
+
+
+# --- BW209 uneven-rows ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "next_multiple"), [(65, 128), (63, 64), (60, 64)])
+def test_bw209_rows_that_are_not_a_multiple_of_eight(tmp_path: Path, rows: int, next_multiple: int) -> None:
+    found = one(write(tmp_path, {WTE: table(rows)}, {**GPT2, "vocab_size": rows}), "BW209")
+    assert (found.severity, found.tensors) == (Severity.INFO, (WTE,))
+    assert found.message.endswith(f"the next multiple of 64 is {next_multiple}")
+
+
+def test_bw209_is_not_said_of_a_multiple_of_eight(tmp_path: Path) -> None:
+    assert codes(write(tmp_path, {WTE: table(72)}, {**GPT2, "vocab_size": 72})) == []
+
+
+def test_a_bert_whose_bias_is_a_vocabulary_tensor_has_nothing_to_find(tmp_path: Path) -> None:
+    tensors = {BERT_EMBED: table(), "cls.predictions.bias": np.ones(64, np.float32)}
+    assert codes(write(tmp_path, tensors, BERT)) == []

@@ -1,0 +1,19 @@
+"""Chunks so small that every little case has several, and blocks of the vocabulary too."""
+
+from __future__ import annotations
+
+import pytest
+
+from bowline.functional.loss.chunks import chunk_size
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "real_chunks" not in request.fixturenames:
+        monkeypatch.setattr(chunk_size, "ROOFLINE", {"cpu": (3, 3), "cuda": (3, 3)})
+        monkeypatch.setattr(chunk_size, "BLOCK_ROWS", (4, 4))
+
+
+@pytest.fixture
+def real_chunks() -> None:
+    """Chunks and blocks as they are."""
