@@ -18,6 +18,7 @@ from bowline.checkpoint.formats.strict_json import loads, shown
 from bowline.checkpoint.lint import Lint, LintKind
 from bowline.checkpoint.places.file_set import FileSet
 from bowline.errors import CheckpointError, FormatError, NoCheckpointError
+from bowline.wording import listed
 
 __all__ = ["Weights", "is_weight_file", "read_weights"]
 
@@ -352,5 +353,4 @@ def _no_model(files: FileSet, candidates: list[str]) -> NoCheckpointError:
 
 
 def _some(names: Sequence[str], limit: int = 3) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(shown(name) for name in names[:limit]) + more
+    return listed([shown(name) for name in names], limit)

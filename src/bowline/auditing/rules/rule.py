@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from bowline.auditing.evidence import Evidence
 
-__all__ = ["Finding", "Observation", "Rule", "Severity", "all_rules", "listed", "rule"]
+__all__ = ["Finding", "Observation", "Rule", "Severity", "all_rules", "rule"]
 
 
 class Severity(StrEnum):
@@ -100,17 +100,6 @@ class Rule:
                 file=seen.file,
                 flag_from_bytes=seen.flag_from_bytes,
             )
-
-
-def listed(words: Sequence[str], limit: int = 8) -> str:
-    """Words of a config for a message, which stays short however many there are.
-
-    Example:
-        >>> listed(["a", "b", "c"], limit=2)
-        'a, b and 1 more'
-    """
-    more = f" and {len(words) - limit} more" if len(words) > limit else ""
-    return ", ".join(words[:limit]) + more
 
 
 _RULES: dict[str, Rule] = {}

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.loaders import Fate, odd_flag
-from bowline.auditing.rules.rule import Observation, Severity, listed, rule
+from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.tie import TieState
+from bowline.wording import listed
 
 CONFIG = "config.json"
 
@@ -145,7 +146,7 @@ def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
     if len(set(levels.values())) < 2 or main is None:
         return
     loaders_differ = len(set(main.declared.asked.values())) > 1 and not main.declared.unconditional
-    stated = listed([f"{path}: {str(value).lower()}" for path, value in levels.items()])
+    stated = listed([f"{path}: {str(value).lower()}" for path, value in levels.items()], limit=8)
     yield Observation(
         message=f"levels of the config disagree ({stated}); which one counts depends on the loader",
         help=(

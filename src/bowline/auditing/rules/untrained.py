@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from bowline.auditing.evidence import Evidence
-from bowline.auditing.rules.rule import Observation, Severity, listed, rule
+from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.errors import ConfigError, UsageError
 from bowline.tie import TieState
+from bowline.wording import listed
 
 TIED = (TieState.SHARED, TieState.ALIAS, TieState.EQUAL)
 NEAR = 0.04
@@ -65,7 +66,7 @@ def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
     except (UsageError, ConfigError):  # an activation that is not known
         return
     place = (declaration.embedding,) if tied else (declaration.embedding, declaration.head)
-    by = f", as {listed(alike)} draw it," if alike else ""
+    by = f", as {listed(alike, limit=8)} draw it," if alike else ""
     ends = "the head is tied to it" if tied else f"the head as if with std {head:.2g}"
     if expected.explodes:
         yield Observation(

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from bowline.auditing.evidence import Evidence
-from bowline.auditing.rules.rule import Observation, Severity, listed, rule
+from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.auditing.shape_fit import wrong_lengths
 from bowline.tie import TieState
+from bowline.wording import listed
 
 TENSOR_CORE_ROWS = 8
 TIED = (TieState.SHARED, TieState.ALIAS, TieState.EQUAL)
@@ -100,7 +101,7 @@ def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
 
     wrong = {path: number for path, number in special_ids(evidence.config).items() if not 0 <= number < rows}
     if wrong:
-        stated = listed([f"{path}: {number}" for path, number in wrong.items()])
+        stated = listed([f"{path}: {number}" for path, number in wrong.items()], limit=8)
         yield Observation(
             message=f"{stated}, but ids run from 0 to {rows - 1}",
             help="give the tokenizer's id, or null where there is none",
@@ -167,7 +168,7 @@ def duplicate_rows(evidence: Evidence) -> Iterator[Observation]:
             yield Observation(
                 message=(
                     f"{table.name} has {rows} rows in {len(table.duplicates)} groups of equal rows, "
-                    f"the largest of {len(largest)} ({_some(largest)})"
+                    f"the largest of {len(largest)} ({_runs(largest)})"
                 ),
                 help="train these tokens, or remove them",
                 tensors=(table.name,),
@@ -193,7 +194,7 @@ def zero_rows(evidence: Evidence) -> Iterator[Observation]:
         if rows:
             is_output = table.name == evidence.declaration.head or _head_is_tied(evidence)
             yield Observation(
-                message=f"{table.name} has {len(rows)} row{'s' * (len(rows) != 1)} of zeros ({_some(rows)})"
+                message=f"{table.name} has {len(rows)} row{'s' * (len(rows) != 1)} of zeros ({_runs(rows)})"
                 + ("; as output rows they win wherever the other logits are negative" if is_output else ""),
                 help="mask their logits, or give them the mean of the table",
                 tensors=(table.name,),
@@ -220,7 +221,7 @@ def not_finite_rows(evidence: Evidence) -> Iterator[Observation]:
                 message=(
                     f"{table.name} has {len(table.not_finite)} row{'s' * (len(table.not_finite) != 1)} with NaN or "
                     f"infinite values "
-                    f"({_some(table.not_finite)})"
+                    f"({_runs(table.not_finite)})"
                 ),
                 help="take these rows from an earlier checkpoint, or cast again from the wider dtype",
                 tensors=(table.name,),
@@ -247,7 +248,7 @@ def never_trained_rows(evidence: Evidence) -> Iterator[Observation]:
             yield Observation(
                 message=(
                     f"{table.name} has {len(table.never_trained)} rows ({share:.1%}) that look never trained "
-                    f"({_some(table.never_trained)})"
+                    f"({_runs(table.never_trained)})"
                 ),
                 help="do not rely on these tokens before training them",
                 tensors=(table.name,),
@@ -292,11 +293,10 @@ def _looks_drawn(evidence: Evidence) -> bool:
     return any(table.name == evidence.declaration.embedding and table.drawn_std for table in evidence.tables)
 
 
-def _some(rows: Iterable[int], limit: int = 4) -> str:
-    """Row ids as runs: `0-3, 17, 99-120 and 2 more runs`."""
+def _runs(rows: Iterable[int], limit: int = 4) -> str:
+    """Row ids as ranges: `0-3, 17, 99-120 and 2 more runs`."""
     ids = sorted(int(row) for row in rows)
     starts = [ids[0], *(after for before, after in pairwise(ids) if after != before + 1)]
     ends = [*(before for before, after in pairwise(ids) if after != before + 1), ids[-1]]
     runs = [str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]
-    more = f" and {len(runs) - limit} more runs" if len(runs) > limit else ""
-    return ", ".join(runs[:limit]) + more
+    return listed(runs, limit, rest="more runs")
