@@ -269,7 +269,7 @@ def test_a_disk_that_fails_while_rows_are_read_is_2(
 
 
 def test_a_file_truncated_between_headers_and_rows_is_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evidence: Any = importlib.import_module("bowline.auditing.evidence")
+    evidence: Any = importlib.import_module("bowline.auditing.evidence_gathering")
     tied_gpt2(tmp_path)
     resolve = evidence.resolve
 

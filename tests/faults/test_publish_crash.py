@@ -26,7 +26,7 @@ KEPT = b"kept through every version"
 PUBLISHERS = """
 import errno, json, os, random, signal, sys, time
 from pathlib import Path
-from bowline.checkpoint import exchange
+from bowline.checkpoint.durable import exchange
 from bowline.checkpoint.durable.publication import publishing
 
 place, kills, two_renames = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "two renames"
@@ -177,7 +177,7 @@ from bowline.checkpoint.durable.publication import publishing
 place, name = Path(sys.argv[1]), sys.argv[2]
 if sys.argv[3] == "two renames":
     import errno
-    from bowline.checkpoint import exchange
+    from bowline.checkpoint.durable import exchange
     def refuse(*names):
         raise OSError(errno.EINVAL, "no exchange here")
     exchange.exchange = refuse

@@ -24,9 +24,16 @@ from bowline.study.experiment_sizes import ExperimentSizes
 
 __all__ = ["Bench", "code_digest", "write_whole"]
 
-ROOMS = ("geometry", "recipes", "nn", "models", "train")
+ROOMS = ("geometry", "recipes", "functional", "nn", "models", "train")
 """What experiments are made of: another version of it may have other numbers."""
-SHARED = ("setting.py", "text.py", "training.py", "searches.py", "initial_loss.py", "trained.py")
+SHARED = (
+    "experiment_sizes.py",
+    "study_text.py",
+    "small_models.py",
+    "row_search.py",
+    "initial_loss.py",
+    "trained_table.py",
+)
 WORDING = frozenset({"_plot", "_conclusion", "QUESTION"})
 """What is drawn and said about numbers had no part in how they came about."""
 

@@ -25,22 +25,23 @@ COMPILE = """
 import json, sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bowline.functional.loss.chunks import triton_block, triton_kernel
+from bowline.functional.loss.chunks import triton_block_kernels, triton_row_kernels
 
 name, dtype, capability, options = sys.argv[1:]
 places = {
-    "_row": (triton_kernel, triton_kernel.BLOCK, 16),
-    "_powers": (triton_kernel, triton_kernel.BLOCK_ONCE, 8),
-    "_lse": (triton_block, triton_block.BLOCK, 8),
-    "_gradient": (triton_block, triton_block.BLOCK_ONCE, 4),
+    "_row": (triton_row_kernels, triton_row_kernels.BLOCK, 16),
+    "_powers": (triton_row_kernels, triton_row_kernels.BLOCK_ONCE, 8),
+    "_lse": (triton_block_kernels, triton_block_kernels.BLOCK, 8),
+    "_gradient": (triton_block_kernels, triton_block_kernels.BLOCK_ONCE, 4),
 }
 module, block, warps = places[name]
 kinds = {"x": "*" + dtype, "out": "*" + dtype, "banned": "*u8", "labels": "*i64", "ids": "*i64"}
 kinds |= dict.fromkeys(("stride", "out_stride", "size", "first", "ignored"), "i32")
-kinds |= dict.fromkeys(("of_loss", "of_lse", "losses", "lse", "own", "factor", "label", "added", "of_p"), "*fp32")
-kinds |= dict.fromkeys(("scale", "softcap", "z_loss", "share", "kept"), "fp32")
-optional = set() if options == "everything" else {"banned", "of_lse", "scale", "softcap", "z_loss", "share"}
-whole = {"stride", "out_stride", *({"size", "first"} if module is triton_block else ())}  # multiples of 16
+kinds |= dict.fromkeys(("losses", "lse", "factor", "label", "added", "p_factor"), "*fp32")
+kinds |= dict.fromkeys(("grad_loss", "grad_lse", "grad_label"), "*fp32")
+kinds |= dict.fromkeys(("scale", "softcap", "z_loss", "share", "label_share"), "fp32")
+optional = set() if options == "everything" else {"banned", "grad_lse", "scale", "softcap", "z_loss", "share"}
+whole = {"stride", "out_stride", *({"size", "first"} if module is triton_block_kernels else ())}  # multiples of 16
 signature, constants, aligned = {}, {}, {}
 kernel = getattr(module, name)
 for place, argument in enumerate(kernel.arg_names):
@@ -59,11 +60,11 @@ COMPILE_MULTIPLY = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from bowline.nn import kernels
+from bowline.functional.kernels import triton_support
 
 signature = {"x": "*bf16", "factor": "*fp32", "size": "i32", "BLOCK": "constexpr"}
 aligned = {(0,): [["tt.divisibility", 16]], (2,): [["tt.divisibility", 16]]}
-source = ASTSource(kernels._multiply, signature, {(3,): kernels.BLOCK}, aligned)
+source = ASTSource(triton_support._multiply, signature, {(3,): triton_support.BLOCK}, aligned)
 print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8}).asm["ptx"])
 """
 
@@ -95,7 +96,7 @@ def test_interpreted_the_kernels_do_what_float64_does(tests: str) -> None:
         "-W",
         "ignore::RuntimeWarning",
     ]  # numpy's, of infinities
-    done = run_with_triton("-m", "pytest", *options, f"tests/nn/loss/{tests}", TRITON_INTERPRET="1")
+    done = run_with_triton("-m", "pytest", *options, f"tests/functional/loss/{tests}", TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout
 
 

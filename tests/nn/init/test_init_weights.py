@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -139,7 +140,8 @@ def test_each_storage_is_drawn_once_and_ties_stay(family: str, tied: bool, monke
         before.append(tensor.numel())
         return draw_(tensor, *args)
 
-    monkeypatch.setattr("bowline.nn.init.init_weights.draw_", counted)
+    module = import_module("bowline.nn.init.init_weights")  # the package has the function under that name
+    monkeypatch.setattr(module, "draw_", counted)
     report = init_weights(model, "transformers-t5", seed=0)
     assert sum(before) == sum(parameter.numel() for parameter in held)  # no number twice, and none left out
     assert find_ties(model) == ties
