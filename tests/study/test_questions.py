@@ -63,7 +63,7 @@ def test_a_run_that_two_questions_ask_of_is_run_once(bench: Bench, numbers: dict
     again = Bench(bench.directory, TINY)
     assert QUESTIONS["gradient"].run(again) == numbers["gradient"]
     assert (again.ran, again.kept) == (0, 4)
-    assert len(list((bench.directory / "units").glob("observed.*"))) == 10  # five arms, two seeds
+    assert len(list((bench.directory / "units").glob("observed_run.*"))) == 10  # five arms, two seeds
 
 
 # --- what is known of the numbers beforehand ------------------------------------------------------------------------
