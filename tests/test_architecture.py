@@ -190,7 +190,10 @@ def test_a_name_that_needs_torch_says_so_where_there_is_none() -> None:
         ask = f"try:\n    bowline.{name}\nexcept ImportError as error:\n    print(error)"
         code = f"sys.modules['torch'] = None\nimport bowline\n{ask}"
         done = subprocess.run([sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, check=True)
-        assert done.stdout == f"bowline.{name} needs torch, which is not installed: pip install 'bowline-ties[torch]'\n"
+        assert done.stdout == (
+            f"bowline.{name} needs torch, which is not installed: "
+            "pip install 'bowline-ties[torch]', or pip install '.[torch]' in a checkout\n"
+        )
 
 
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:

@@ -23,6 +23,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
+        from bowline.errors import how_to_install
+
         raise ModuleNotFoundError(
-            f"bowline.{name} needs torch, which is not installed: pip install 'bowline-ties[torch]'", name="torch"
+            f"bowline.{name} needs torch, which is not installed: {how_to_install('torch')}", name="torch"
         ) from None

@@ -29,6 +29,19 @@ __all__ = [
     "UsageError",
 ]
 
+DISTRIBUTION = "bowline-ties"
+"""The name on the package index, where `bowline` is another author's."""
+
+
+def how_to_install(extra: str) -> str:
+    """The commands that install an optional part of Bowline, as the `help` of an error.
+
+    Example:
+        >>> how_to_install("plot")
+        "pip install 'bowline-ties[plot]', or pip install '.[plot]' in a checkout"
+    """
+    return f"pip install '{DISTRIBUTION}[{extra}]', or pip install '.[{extra}]' in a checkout"
+
 
 class BowlineError(Exception):
     """The root of every error that Bowline raises on purpose.

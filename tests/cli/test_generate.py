@@ -242,7 +242,8 @@ def test_without_torch_the_exit_code_is_2_and_the_message_says_what_to_install(v
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr == (
-        f"error: bowline {verb} needs torch, which is not installed (help: pip install 'bowline[torch]')\n"
+        f"error: bowline {verb} needs torch, which is not installed "
+        "(help: pip install 'bowline-ties[torch]', or pip install '.[torch]' in a checkout)\n"
     )
 
 

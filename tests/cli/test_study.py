@@ -27,7 +27,7 @@ def run(*arguments: str) -> Any:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="pip install 'bowline[plot]'")
+    pytest.importorskip("matplotlib", reason="pip install 'bowline-ties[plot]'")
     question = Question(name="toy", asks="How much?", thread="none", run=_run, plot=_plot, conclusion=_conclusion)
     monkeypatch.setitem(QUESTIONS, "toy", question)
 

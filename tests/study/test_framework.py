@@ -62,7 +62,7 @@ def _no_calls() -> None:
 
 @pytest.fixture
 def drawing() -> Any:
-    return pytest.importorskip("matplotlib", reason="pip install 'bowline[plot]'")
+    return pytest.importorskip("matplotlib", reason="pip install 'bowline-ties[plot]'")
 
 
 # --- units ----------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_without_matplotlib_nothing_is_measured(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match="a plot needs matplotlib") as raised:
         study([TOY], out=tmp_path / "out")
-    assert raised.value.help == "pip install 'bowline[plot]'"
+    assert raised.value.help == "pip install 'bowline-ties[plot]', or pip install '.[plot]' in a checkout"
     assert CALLS == [] and not (tmp_path / "out").exists()
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bowline.errors import UsageError
+from bowline.errors import UsageError, how_to_install
 
 __all__ = ["demo"]
 
@@ -29,9 +29,7 @@ def demo(
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise UsageError(
-                "--models needs torch, which is not installed", help="pip install 'bowline[torch]'"
-            ) from None
+            raise UsageError("--models needs torch, which is not installed", help=how_to_install("torch")) from None
         families = FamilyShow()
         families.run()
         raise typer.Exit(1 if families.problems else 0)

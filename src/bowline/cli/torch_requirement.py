@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bowline.errors import UsageError
+from bowline.errors import UsageError, how_to_install
 
 __all__ = ["needs_torch"]
 
@@ -23,5 +23,5 @@ def needs_torch(verb: str) -> Iterator[None]:
         if error.name not in ("torch", "safetensors", "tokenizers"):
             raise
         raise UsageError(
-            f"bowline {verb} needs {error.name}, which is not installed", help="pip install 'bowline[torch]'"
+            f"bowline {verb} needs {error.name}, which is not installed", help=how_to_install("torch")
         ) from None

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bowline.errors import UsageError
+from bowline.errors import UsageError, how_to_install
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,9 +69,7 @@ def plain_style() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        raise UsageError(
-            "a plot needs matplotlib, which is not installed", help="pip install 'bowline[plot]'"
-        ) from None
+        raise UsageError("a plot needs matplotlib, which is not installed", help=how_to_install("plot")) from None
     with style.context(STYLE, after_reset=True):
         yield
 

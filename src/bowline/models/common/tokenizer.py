@@ -1,4 +1,4 @@
-"""A checkpoint's own tokenizer, from whichever files it has, through the `tokenizers` library."""
+"""The tokenizer of a checkpoint, built by the `tokenizers` library from the files that the checkpoint has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bowline.checkpoint import open_checkpoint
 from bowline.checkpoint.formats.strict_json import loads
 from bowline.checkpoint.places.file_set import FileSet
 from bowline.checkpoint.places.local_directory import LocalDirectory
-from bowline.errors import FormatError, NoCheckpointError, UsageError
+from bowline.errors import FormatError, NoCheckpointError, UsageError, how_to_install
 
 if TYPE_CHECKING:
     import tokenizers
@@ -23,12 +23,12 @@ WORDPIECE = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "
 BYTE_LEVEL = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
 MASKS = ("[MASK]", "<mask>")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""What bytes that make no character are decoded to."""
+"""Decoding gives this character for bytes that form no character."""
 SENTENCEPIECE = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 
 
 class Tokenizer:
-    """Text to ids and back. `eos`, `pad` and `mask` are ids, or `None` where the checkpoint names none."""
+    """Text to ids and back. `eos`, `pad` and `mask` are ids, or `None` if the checkpoint names no such token."""
 
     def __init__(self, backend: tokenizers.Tokenizer, roles: Mapping[str, str], config: Mapping[str, Any]) -> None:
         self.backend = backend
@@ -41,12 +41,14 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
-        """The tokenizer in a directory or a Hub repository: `tokenizer.json`; or `vocab.json` and `merges.txt`, as
-        GPT-2 had them; or `vocab.txt`, as BERT had it.
+        """Load the tokenizer in a directory or a Hub repository.
+
+        It is read from `tokenizer.json`, else from `vocab.json` and `merges.txt` (GPT-2's files), else from `vocab.txt`
+        (BERT's file).
 
         Raises:
-            UsageError: none of these is there, or the library `tokenizers` is not.
-            FormatError: one of them cannot be read.
+            UsageError: none of these files exists, or the library `tokenizers` is not installed.
+            FormatError: one of the files cannot be read.
         """
         if Path(path).is_dir():
             return cls._read(LocalDirectory(path))
@@ -62,7 +64,7 @@ class Tokenizer:
                 raise
             raise UsageError(
                 "tokenizers, the library that reads a checkpoint's tokenizer, is not installed",
-                help="pip install 'bowline[torch]'",
+                help=how_to_install("torch"),
             ) from None
         settings = _json(files, "tokenizer_config.json")
         config = _json(files, "config.json")
@@ -80,7 +82,7 @@ class Tokenizer:
                 raise _none(files)
         except (NoCheckpointError, UsageError, FormatError):
             raise
-        except Exception as error:  # the library raises its own errors as plain exceptions
+        except Exception as error:  # the library raises plain `Exception`s
             raise FormatError(
                 f"{files.location}: the tokenizer cannot be read: {error}",
                 help="restore its files from where the checkpoint came from",
@@ -88,10 +90,10 @@ class Tokenizer:
         return cls(backend, roles, config)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the special tokens that the checkpoint puts around one.
+        """Return the ids of a text, with the special tokens that the checkpoint puts around a text.
 
         Raises:
-            UsageError: no text, or one with halves of characters, which bytes that are not UTF-8 become.
+            UsageError: not a string, or a string with lone surrogates, which Python makes of bytes that are not UTF-8.
         """
         try:
             return list(self.backend.encode(text).ids)
@@ -99,29 +101,30 @@ class Tokenizer:
             raise UsageError(f"{text!r:.60}: expected a text that can be written in UTF-8") from None
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, without special tokens."""
+        """Return the text of ids, without special tokens."""
         return str(self.backend.decode(list(ids), skip_special_tokens=True))
 
     def token(self, token_id: int) -> str:
-        """One token as the vocabulary writes it, or `""` where a model has more rows than the tokenizer tokens."""
+        """Return a token as the vocabulary writes it, or `""` for a row of the model that has no token."""
         return self.backend.id_to_token(token_id) or ""
 
     def beginning_with(self, text: str) -> set[int]:
-        """The tokens whose own text begins with `text`."""
+        """Return the ids of the tokens whose own text begins with `text`."""
         texts = self.backend.decode_batch([[token] for token in range(len(self))], skip_special_tokens=True)
         return {token for token, own in enumerate(texts) if own.startswith(text)}
 
     def pieces(self, ids: Iterable[int], *, after: Sequence[int] = ()) -> Iterator[str]:
-        """The text of ids as they come, a piece as soon as it cannot change; together, the text `after` those before.
+        """Yield the text of `ids` in pieces, each as soon as later tokens cannot change it.
 
-        A character of several bytes may be of several tokens: it waits for the last of them.
+        `after` are the ids before. A character of several bytes may consist of several tokens; it is yielded with the
+        last of them.
         """
-        window = list(after)[-8:]  # tokens of whole characters, for what their neighbour's text depends on
+        window = list(after)[-8:]  # whole characters, on which the text of the next token can depend
         shown = len(self.decode(window))
         for token in ids:
             window.append(token)
             text = self.decode(window)
-            open_ended = min(len(text) - len(text.rstrip(UNKNOWN)), 3)  # a character lacks three bytes at most
+            open_ended = min(len(text) - len(text.rstrip(UNKNOWN)), 3)  # a character lacks at most three bytes
             whole = len(text) - open_ended
             if whole > shown:
                 yield text[shown:whole]
@@ -134,7 +137,7 @@ class Tokenizer:
             yield rest
 
     def __len__(self) -> int:
-        """The number of tokens, added ones too."""
+        """Return the number of tokens, including added ones."""
         return int(self.backend.get_vocab_size())
 
     def _id(self, token: str | None) -> int | None:
@@ -147,7 +150,7 @@ class Tokenizer:
 
 
 def _json(files: FileSet, name: str) -> Mapping[str, Any]:
-    """The object in a JSON file, empty where there is no such file."""
+    """Return the object in a JSON file, or an empty one if the file does not exist."""
     content = loads(files.read(name), name, allow_nonfinite=True) if files.has(name) else {}
     if not isinstance(content, dict):
         raise FormatError(f"{name}: expected an object, got {type(content).__name__}", help=f"restore {name}")
@@ -155,7 +158,7 @@ def _json(files: FileSet, name: str) -> Mapping[str, Any]:
 
 
 def _roles(*contents: Mapping[str, Any]) -> dict[str, str]:
-    """{role: token}, as the first file that names one has it; a token is a string, or an object with `content`."""
+    """Return {role: token} from the first file that names each. A token is a string or an object with `content`."""
     roles: dict[str, str] = {}
     for content in contents:
         for role in ROLES:
@@ -167,7 +170,7 @@ def _roles(*contents: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _byte_level(files: FileSet, settings: Mapping[str, Any], roles: Mapping[str, str]) -> tokenizers.Tokenizer:
-    """GPT-2's: byte pairs over the bytes of the text, a space belonging to the word after it."""
+    """Build GPT-2's tokenizer: byte-level BPE, in which a space belongs to the word after it."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, processors
 
@@ -187,7 +190,7 @@ def _byte_level(files: FileSet, settings: Mapping[str, Any], roles: Mapping[str,
 
 
 def _wordpiece(files: FileSet, settings: Mapping[str, Any], roles: Mapping[str, str]) -> tokenizers.Tokenizer:
-    """BERT's: words and punctuation, each cut into the longest pieces that the vocabulary has."""
+    """Build BERT's tokenizer: words and punctuation, cut into the longest pieces in the vocabulary."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
@@ -217,7 +220,7 @@ def _wordpiece(files: FileSet, settings: Mapping[str, Any], roles: Mapping[str, 
 def _add_special(
     backend: tokenizers.Tokenizer, files: FileSet, settings: Mapping[str, Any], roles: Mapping[str, str]
 ) -> None:
-    """Tokens that are taken whole wherever they stand in a text. Only those that have a number already, or get one."""
+    """Add tokens that are never split: the files' added tokens, and special tokens that are in the vocabulary."""
     from tokenizers import AddedToken
 
     added = {token: at for token, at in _json(files, "added_tokens.json").items() if isinstance(at, int)}
