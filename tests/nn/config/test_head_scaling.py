@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tools.tiny import build, load_class
+from tools.tiny import build, load_class, tiny_config
 
+from bowline.auditing import Severity, audit
 from bowline.errors import TieError
 from bowline.nn import save_checkpoint, tie_weights, untie_weights
 
@@ -20,6 +22,12 @@ def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model(input_ids=IDS, decoder_input_ids=IDS).logits
     return found
+
+
+def unscaled_config(cls: Any) -> Any:
+    """What transformers 5 makes of a T5 v1.1's `tie_word_embeddings: false`: a true flag, and no scale."""
+    stated = {key: value for key, value in tiny_config(cls).to_dict().items() if key != "scale_decoder_outputs"}
+    return cls.config_class.from_dict({**stated, "tie_word_embeddings": False})
 
 
 @pytest.mark.parametrize("name", SCALED)
@@ -62,3 +70,26 @@ def test_a_model_that_scales_as_no_flag_would_is_not_saved(tmp_path: Path) -> No
     with pytest.raises(TieError, match="the one flag decides both"):
         save_checkpoint(model, tmp_path / "never")
     assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("name", ["T5ForConditionalGeneration", "LongT5ForConditionalGeneration"])
+def test_a_tied_head_without_the_scale_is_saved_where_the_config_has_a_key_for_the_scale(
+    name: str, tmp_path: Path
+) -> None:
+    model = build(load_class(name), unscaled_config(load_class(name)))
+    assert model.lm_head.weight is model.shared.weight
+    save_checkpoint(model, tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    assert (said["tie_word_embeddings"], said["scale_decoder_outputs"]) == (True, False)
+    assert torch.equal(logits(type(model).from_pretrained(tmp_path).eval()), logits(model))
+    problems = [finding.code for finding in audit(tmp_path).findings if finding.severity is not Severity.INFO]
+    assert problems == ["BW109"], "transformers 4 would scale"
+
+
+def test_a_key_that_the_class_does_not_read_does_not_scale(tmp_path: Path) -> None:
+    model = build(load_class("SwitchTransformersForConditionalGeneration"))
+    before = logits(model)
+    model.config.scale_decoder_outputs = False  # another family's key, carried along
+    assert torch.equal(logits(model), before)
+    save_checkpoint(model, tmp_path)
+    assert torch.equal(logits(type(model).from_pretrained(tmp_path).eval()), before)

@@ -1,4 +1,4 @@
-"""T5, where the flag decides two things: the tie, and whether the decoder's output is scaled before the head."""
+"""Rules about T5, whose flag decides both the tie and whether the decoder's output is scaled before the head."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Iterator
 
 from bowline.auditing.evidence import Evidence
 from bowline.auditing.rules.rule import Observation, Severity, rule
+from bowline.families.quirks import ScaledBy, quirks_of
 from bowline.tie import TieState
 
 CONFIG = "config.json"
-SCALED = "scale_decoder_outputs"
-FAMILIES = frozenset({"t5", "longt5", "pop2piano"})
+SCALED = ScaledBy.OWN_KEY.value
 
 
 @rule("BW109", "t5-scale-trap", Severity.ERROR)
 def t5_scale_trap(evidence: Evidence) -> Iterator[Observation]:
-    """A T5 config that transformers 4 and 5 compute differently.
+    """transformers 4 and 5 compute this T5 config differently.
 
     What: `tie_word_embeddings` is true (or absent) and `scale_decoder_outputs` is false.
 
     Why it hurts: T5 v1.0 ties its head and multiplies the decoder's output by d_model^-1/2 before it; v1.1 does
-    neither. transformers 4 reads both from `tie_word_embeddings`. transformers 5 always writes it as true and keeps
+    neither. transformers 4 decides both by `tie_word_embeddings`. transformers 5 always writes it as true and keeps
     the scaling in `scale_decoder_outputs`. A v1.1 checkpoint saved again by 5 is therefore tied *and* scaled by 4: a
     dropped head, and logits off by a factor of sqrt(d_model).
 
     Example: `T5ForConditionalGeneration.from_pretrained("google/t5-v1_1-small").save_pretrained(...)` in 5.23.
 
-    Mend: with a head of its own in the file, `bowline audit --fix` sets the flag to false, which both versions read
-    right. With one stored matrix no config says "tied but not scaled" to version 4: load it with 5 only.
+    Mend: if the file holds a separate head, `bowline audit --fix` sets the flag to false, which both versions read
+    correctly. If it holds one matrix, no config makes version 4 tie without scaling: load it with 5 only.
 
     Threads: huggingface/transformers#26441, huggingface/transformers#43681, huggingface/transformers#48154
     """
     config = evidence.config or {}
-    if evidence.declaration.family not in FAMILIES or config.get(SCALED) is not False or not evidence.ties:
+    if not _has_the_key(evidence) or config.get(SCALED) is not False or not evidence.ties:
         return
     if config.get("tie_word_embeddings", True):
         head = next((tie for tie in evidence.ties if tie.tie.target == evidence.declaration.head), None)
@@ -51,11 +51,11 @@ def t5_scale_trap(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW113", "t5-untied", Severity.INFO)
 def t5_untied(evidence: Evidence) -> Iterator[Observation]:
-    """A T5 v1.1-style checkpoint: untied, and read right today.
+    """This T5 checkpoint is untied, like v1.1; a save by transformers 5 will set its flag to true.
 
-    What: the flag is false and the file holds a head of its own.
+    What: the flag is false and the file holds a separate head.
 
-    Why it hurts: not yet. transformers 5 loads it right, but writes `tie_word_embeddings: true` when it saves, and
+    Why it hurts: not yet. transformers 5 loads it correctly, but writes `tie_word_embeddings: true` when it saves, and
     transformers 4 then misreads that file (BW109).
 
     Example: google/t5-v1_1-base, google/flan-t5-base.
@@ -65,7 +65,7 @@ def t5_untied(evidence: Evidence) -> Iterator[Observation]:
     Threads: huggingface/transformers#43681
     """
     config = evidence.config or {}
-    if evidence.declaration.family in FAMILIES and config.get("tie_word_embeddings") is False:
+    if _has_the_key(evidence) and config.get("tie_word_embeddings") is False:
         for tie in evidence.ties:
             if tie.tie.target == evidence.declaration.head and tie.state is TieState.DIVERGED:
                 yield Observation(
@@ -74,3 +74,8 @@ def t5_untied(evidence: Evidence) -> Iterator[Observation]:
                     tensors=(tie.tie.target,),
                     file=CONFIG,
                 )
+
+
+def _has_the_key(evidence: Evidence) -> bool:
+    """Whether transformers 5 keeps the scale of this family in a key of its own."""
+    return quirks_of(evidence.declaration.family).scaled_by.get(5) is ScaledBy.OWN_KEY

@@ -3,7 +3,7 @@
 T5 v1.0 multiplies the decoder's output by d_model^-1/2 before its tied head, v1.1 does not and unties. transformers 4
 reads both from the flag; 5 has `scale_decoder_outputs` in some families and asks the flag in others. A head that is
 untied by clearing the flag must therefore carry the factor itself, which is v1.1's form and read alike everywhere.
-Read from the classes' `forward` in transformers 4.57.1 and 5.23.0.
+Which family asks what is in `bowline.families.quirks`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,17 @@ from typing import Any
 
 from torch import nn
 
-from bowline.nn.config.live_config import flag_of, is_among, live_configs, owner, write
+from bowline.families.quirks import ScaledBy
+from bowline.nn.config.live_config import flag_of, live_configs, owner, scaled_by, write
 
 __all__ = ["follows_flag", "head_scale", "idle_scale", "set_scaling", "undo_scaling"]
 
-SCALE = "scale_decoder_outputs"
-SCALED_BY_FLAG = {
-    4: frozenset({"longt5", "mt5", "pop2piano", "switch_transformers", "t5", "udop", "umt5"}),
-    5: frozenset({"longt5", "pop2piano", "switch_transformers"}),
-}
-"""By version of transformers: a checkpoint of these families is scaled when its flag is true, and only then."""
+SCALE = ScaledBy.OWN_KEY.value
 
 
 def follows_flag(model: nn.Module) -> bool:
     """Whether a loader would scale this model's head by nothing but the flag in its `config.json`."""
-    return is_among(SCALED_BY_FLAG, getattr(owner(model), "config", None))
+    return scaled_by(getattr(owner(model), "config", None)) is ScaledBy.FLAG
 
 
 def head_scale(model: nn.Module) -> float:
@@ -36,16 +32,19 @@ def head_scale(model: nn.Module) -> float:
 
 
 def idle_scale(model: nn.Module) -> float:
-    """What the head's input would be multiplied by and is not: d_model^-1/2, or 1 where nothing scales or all does."""
+    """The factor that is not applied now and a key could apply: d_model^-1/2; 1 if it is applied or no key decides."""
     return 1.0 if _scales(model) in (True, None) else _factor(model)
 
 
 def _scales(model: nn.Module) -> bool | None:
-    """Whether the live model scales; `None` for a family that never does."""
+    """Whether the live model scales by what its config says; `None` where no key of its config decides."""
     config = getattr(owner(model), "config", None)
-    stated = getattr(config, SCALE, None)
-    if stated is None and follows_flag(model):
+    asked = scaled_by(config)
+    if asked is ScaledBy.FLAG:
         return flag_of(config) is not False
+    if asked in (ScaledBy.NOTHING, ScaledBy.NEVER):
+        return None
+    stated: bool | None = getattr(config, SCALE, None)
     return stated
 
 

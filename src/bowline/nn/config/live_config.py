@@ -9,23 +9,22 @@ from typing import Any
 
 from torch import nn
 
+from bowline.families.quirks import ScaledBy, quirks_of
+
 __all__ = [
     "FLAG",
     "flag_is_forced",
     "flag_of",
-    "is_among",
     "live_configs",
     "owner",
     "restore",
+    "scaled_by",
     "set_flag",
     "text_config",
     "write",
 ]
 
 FLAG = "tie_word_embeddings"
-FORCED_TRUE: dict[int, frozenset[str]] = {4: frozenset(), 5: frozenset({"udop", "umt5"})}
-"""Families, by version of transformers, whose configs make the flag true at every load, and whose `forward` asks it: a
-live flag that was cleared would change what the model computes, against what it computes once it is loaded again."""
 
 
 def flag_of(config: Any) -> bool | None:
@@ -85,8 +84,9 @@ def owner(model: nn.Module) -> nn.Module:
 def set_flag(model: nn.Module, value: bool) -> list[tuple[Any, bool]]:
     """Make the flag `value`; returns what it was, for `restore`.
 
-    False is written at every level that states the flag; true at the root and at the text decoder's, and not at the
-    levels of towers that have no words.
+    False is written at every level that states the flag, unless its class makes the flag true at every load and its
+    model's `forward` asks the flag: the live model would differ from the one that is loaded again. True is written at
+    the root and at the text decoder's level, and not at the levels of towers that have no words.
     """
     root = getattr(owner(model), "config", None)
     if value:
@@ -96,7 +96,7 @@ def set_flag(model: nn.Module, value: bool) -> list[tuple[Any, bool]]:
     try:
         for _, level in live_configs(model):
             stated = flag_of(level)
-            may = id(level) in wanted if value else not is_among(FORCED_TRUE, level)
+            may = id(level) in wanted if value else scaled_by(level) is not ScaledBy.NOTHING
             if may and stated is not None and stated != value:
                 write(level, FLAG, value)
                 before.append((level, stated))
@@ -127,13 +127,20 @@ def write(level: Any, key: str, value: Any) -> None:
         object.__setattr__(level, key, value)
 
 
-def is_among(families: Mapping[int, frozenset[str]], config: Any) -> bool:
-    """Whether the config's family is one of those listed for the version of transformers that is loaded."""
+def scaled_by(config: Any) -> ScaledBy | None:
+    """What decides whether a model with this config scales its head's input, in the loaded version of transformers.
+
+    `None` where transformers is not loaded or the family has no such scale. A config class from elsewhere that has the
+    key for the scale (Bowline's own T5) asks that key in every version.
+    """
     transformers = sys.modules.get("transformers")
-    model_type = getattr(config, "model_type", None)
-    if transformers is None or model_type is None:
-        return False
-    return model_type in families.get(int(transformers.__version__.partition(".")[0]), frozenset())
+    if transformers is None:
+        return None
+    known = quirks_of(getattr(config, "model_type", None)).scaled_by
+    theirs = any(cls.__module__.partition(".")[0] == "transformers" for cls in type(config).__mro__)
+    if known and not theirs and hasattr(config, ScaledBy.OWN_KEY.value):
+        return ScaledBy.OWN_KEY
+    return known.get(int(transformers.__version__.partition(".")[0]))
 
 
 def flag_is_forced(config: Any) -> bool:
