@@ -9,20 +9,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bowline.errors import ConfigError, UsageError
-from bowline.models.common.blocks import (
-    ACTIVATIONS,
-    activation,
+from bowline.models.causal_lm import shifted
+from bowline.models.common.activation_functions import ACTIVATIONS, activation
+from bowline.models.common.attention import (
     attend,
-    check_embeds,
-    check_ids,
-    check_labels,
     merge_heads,
     packed_mask,
     prune_linear,
-    shifted,
     split_heads,
     visible_keys,
 )
+from bowline.models.common.input_checks import check_embeds, check_ids, check_labels
 
 CPU = torch.device("cpu")
 

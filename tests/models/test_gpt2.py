@@ -19,7 +19,7 @@ from torch import nn
 
 from bowline.auditing import Severity, audit
 from bowline.errors import CheckpointError, ConfigError, UsageError
-from bowline.models.common.blocks import packed_mask
+from bowline.models.common.attention import packed_mask
 from bowline.models.gpt2 import GPT2Config, GPT2LMHeadModel, GPT2Model
 from bowline.nn import LMHead, find_ties, load_checkpoint, resize_vocab
 

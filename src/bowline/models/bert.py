@@ -1,21 +1,21 @@
 """BERT (Devlin et al., 2018): a post-norm encoder that predicts the tokens hidden from it with its own embedding.
 
-The tie, stated as `ties` at `BertWithMLMHead` and made where `tie_word_embeddings` is true (the default):
+The tie, declared as `ties` in `BertWithMLMHead` and made if `tie_word_embeddings` is true (the default):
   cls.predictions.decoder.weight <- bert.embeddings.word_embeddings.weight
   cls.predictions.decoder.bias   <- cls.predictions.bias, the output-only bias, one parameter under two names
-logits = transform(h) Eᵀ + bias, with transform(h) = LayerNorm(gelu(dense h)), so E is also the matrix of a space that
-the last layer need not share. Positions and token types have tables that are not tied to anything. Untied, decoder and
-table are two matrices, and there are two biases: only the decoder's acts, `cls.predictions.bias` is dead, and files
-hold both. Up to version 4 transformers made the decoder a clone of the table where `config.torchscript` was set (traces
-knew no shared parameters): equal on the first day, and nothing kept them so in training.
+logits = transform(h) Eᵀ + bias, with transform(h) = LayerNorm(gelu(dense h)). Because of the transform, the last layer
+need not use the space of the embeddings E. The tables of positions and token types are not tied to anything. Untied,
+decoder and table are two matrices, and there are two biases: only the decoder's bias acts, `cls.predictions.bias` is
+unused, and files hold both. Up to version 4 transformers made the decoder a clone of the table if `config.torchscript`
+was set, because traces did not support shared parameters: the two were equal at first, and training could part them.
 
-Why the padding row moves: `padding_idx` zeroes the row [PAD] at the start and stops the input's gradient to it, and the
-output's passes. Every position has [PAD] in its softmax's denominator, so dL/dE_pad = (1/N) sum_t p_t(pad) h_t over the
-N labelled positions, though padding is never a label: the row is pushed away from all h_t, and what an embedding looks
-up for padding is not zero any more. The attention mask hides that, where there is one. `pad_logit="mask"` makes
-p_t(pad) = 0, and the row stays; untied, the table's row stays and the decoder's moves.
+Why the padding row moves: `padding_idx` sets the row of [PAD] to zero at the start and stops the input's gradient to
+that row, but not the output's. Every position has [PAD] in its softmax's denominator, so dL/dE_pad = (1/N) sum_t
+p_t(pad) h_t over the N labelled positions, although padding is never a label. The row is pushed away from all h_t, and
+the embedding of padding is no longer zero. An attention mask hides that if there is one. `pad_logit="mask"` makes
+p_t(pad) = 0, and the row stays zero. Untied, the table's row stays zero and the decoder's row moves.
 
-Not built: decoders, cross-attention, relative positions; a config that asks for one is refused.
+Not supported: decoders, cross-attention, relative positions. A config that asks for one of them is refused.
 """
 
 from __future__ import annotations
@@ -28,20 +28,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.errors import UsageError
-from bowline.models.common.blocks import (
-    activation,
-    attend,
-    check_beside,
-    check_embeds,
-    check_ids,
-    check_labels,
-    check_tensor,
-    classified,
-    looked_up,
-    prune_linear,
-    split_heads,
-    visible_keys,
-)
+from bowline.functional.loss import linear_cross_entropy
+from bowline.models.common.activation_functions import activation
+from bowline.models.common.attention import attend, prune_linear, split_heads, visible_keys
+from bowline.models.common.input_checks import check_beside, check_labels, check_tensor
+from bowline.models.common.input_embeddings import token_embeddings, token_positions
 from bowline.models.common.model_config import PreTrainedConfig, frozen
 from bowline.models.common.outputs import BaseOutput, ClassifierOutput, LMOutput, PreTrainingOutput
 from bowline.models.common.pretrained_model import PreTrainedModel
@@ -61,7 +52,7 @@ REGRESSION, SINGLE, MULTI = "regression", "single_label_classification", "multi_
 
 @frozen
 class BertConfig(PreTrainedConfig):
-    """BERT base, uncased, unless other values are given."""
+    """The configuration of BERT. The defaults are those of BERT base, uncased."""
 
     model_type = "bert"
     unsupported: ClassVar = {
@@ -99,7 +90,7 @@ class BertConfig(PreTrainedConfig):
 
 
 class BertEmbeddings(nn.Module):
-    """LayerNorm(word + position + token type): ids (B, T) to (B, T, D)."""
+    """The sum of word, position and token type embeddings, normalized: LayerNorm(word + position + type)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -110,13 +101,13 @@ class BertEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, words: torch.Tensor, positions: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
-        """`words` are vectors (B, T, D) already; what all rows have in common, (1, T), is added once."""
+        """`words` are vectors (B, T, D); `positions` and `types` are ids, (B, T), or (1, T) for all rows."""
         rest = self.position_embeddings(positions) + self.token_type_embeddings(types)
         return self.dropout(self.LayerNorm(words + rest))
 
 
 class BertSelfAttention(nn.Module):
-    """Each position looks at all that the mask lets it see: (B, T, D) to (B, T, H d)."""
+    """Self-attention to every position that the mask allows: (B, T, D) to (B, T, H d)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -132,7 +123,7 @@ class BertSelfAttention(nn.Module):
 
 
 class BertResidual(nn.Module):
-    """LayerNorm(residual + dropout(dense x)): post-norm, what the attention and the feed-forward part both end with."""
+    """The post-norm end of the attention and of the feed-forward part: LayerNorm(residual + dropout(dense x))."""
 
     def __init__(self, config: BertConfig, in_features: int) -> None:
         super().__init__()
@@ -145,7 +136,7 @@ class BertResidual(nn.Module):
 
 
 class BertAttention(nn.Module):
-    """Self-attention and its projection back to (B, T, D)."""
+    """Self-attention, followed by its projection back to (B, T, D)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -156,7 +147,7 @@ class BertAttention(nn.Module):
         return self.output(self.self(x, mask), x)
 
     def prune(self, heads: Collection[int]) -> None:
-        """Without these heads, counted as they are now."""
+        """Remove these heads, numbered among the heads that are left now."""
         inner, out = self.self, self.output.dense
         rows = torch.arange(out.in_features, device=out.weight.device).view(inner.heads, -1)  # (H, d)
         keep = rows[[head for head in range(inner.heads) if head not in heads]].flatten()
@@ -170,7 +161,7 @@ class BertAttention(nn.Module):
 
 
 class BertIntermediate(nn.Module):
-    """activation(dense x): (B, T, D) to (B, T, intermediate_size)."""
+    """The first half of the feed-forward part, activation(dense x): (B, T, D) to (B, T, intermediate_size)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -182,7 +173,7 @@ class BertIntermediate(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """x = norm(x + attention(x)), then norm(x + feed-forward(x))."""
+    """One post-norm layer: x = norm(x + attention(x)), then norm(x + feed-forward(x))."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -196,7 +187,7 @@ class BertLayer(nn.Module):
 
 
 class BertEncoder(nn.Module):
-    """The layers, under the name that files have."""
+    """The layers, under the name that checkpoints use."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -204,7 +195,7 @@ class BertEncoder(nn.Module):
 
 
 class BertPooler(nn.Module):
-    """tanh(dense h) of the first token's h: (B, T, D) to (B, D)."""
+    """A state for the whole sequence, tanh(dense h) of the first token: (B, T, D) to (B, D)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -215,12 +206,12 @@ class BertPooler(nn.Module):
 
 
 class BertPreTrainedModel(PreTrainedModel):
-    """What all classes have: the config, the names, the draws."""
+    """The base of all BERT classes: config class, names in checkpoints, initialization."""
 
     config_class = BertConfig
     base_model_prefix = "bert"
     input_embeddings = "bert.embeddings.word_embeddings"
-    _keys_to_ignore_on_load_unexpected = (r"embeddings\.position_ids$",)  # 0, 1, 2, ..., which old files hold
+    _keys_to_ignore_on_load_unexpected = (r"embeddings\.position_ids$",)  # old files hold 0, 1, 2, ...
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -229,7 +220,7 @@ class BertPreTrainedModel(PreTrainedModel):
 
 
 class BertModel(BertPreTrainedModel):
-    """Tokens (B, T) to their hidden states (B, T, D), and to one state of the whole (B, D), the pooler's."""
+    """BERT without a head: tokens (B, T) to hidden states (B, T, D) and the pooler's state of the whole (B, D)."""
 
     input_embeddings = "embeddings.word_embeddings"
 
@@ -250,34 +241,20 @@ class BertModel(BertPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         output_hidden_states: bool = False,
     ) -> BaseOutput:
-        """`attention_mask` as `blocks.visible_keys` has it; `token_type_ids` are 0 unless given, and positions count.
+        """`attention_mask` is as `attention.visible_keys` takes it.
+
+        Without `token_type_ids` all types are 0; without `position_ids` the positions are 0, 1, 2, ...
 
         Raises:
             UsageError: ids, positions or a mask that do not fit.
         """
-        if (input_ids is None) is (inputs_embeds is None):
-            raise UsageError("input_ids and inputs_embeds: expected one of them")
-        if inputs_embeds is None:
-            check_ids(input_ids, self.config.vocab_size)  # type: ignore[arg-type]
-            inputs_embeds = looked_up(self.embeddings.word_embeddings, input_ids, self.config.embed_scale)  # type: ignore[arg-type]
-        check_embeds(inputs_embeds, self.config.hidden_size)
-        batch, length = inputs_embeds.shape[:2]
-        device, places = inputs_embeds.device, self.config.max_position_embeddings
-        if position_ids is None:
-            if length > places:
-                raise UsageError(
-                    f"{length} positions, and the table has {places} (max_position_embeddings)",
-                    help="cut the text, or build a model with more positions",
-                )
-            position_ids = torch.arange(length, device=device)[None]
-        else:
-            check_beside(position_ids, batch, length, places, "position_ids")
-        if token_type_ids is None:
-            token_type_ids = torch.zeros_like(position_ids)
-        else:
-            check_beside(token_type_ids, batch, length, self.config.type_vocab_size, "token_type_ids")
-        mask = visible_keys(attention_mask, batch, length, length, causal=False, device=device)
-        x = self.embeddings(inputs_embeds, position_ids, token_type_ids)  # (B, T, D)
+        words = self._embed(input_ids, inputs_embeds)  # (B, T, D)
+        batch, length = words.shape[:2]
+        places = self.config.max_position_embeddings
+        positions = token_positions(position_ids, words, size=places, key="max_position_embeddings")
+        types = self._types(token_type_ids, positions, batch, length)
+        mask = visible_keys(attention_mask, batch, length, length, causal=False, device=words.device)
+        x = self.embeddings(words, positions, types)  # (B, T, D)
         states = [x]
         for layer in self.encoder.layer:
             x = self._run(layer, x, mask)
@@ -289,6 +266,24 @@ class BertModel(BertPreTrainedModel):
             hidden_states=tuple(states) if output_hidden_states else None,
         )
 
+    def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        return token_embeddings(
+            self.embeddings.word_embeddings,
+            input_ids,
+            inputs_embeds,
+            vocab_size=self.config.vocab_size,
+            width=self.config.hidden_size,
+            scale=self.config.embed_scale,
+        )
+
+    def _types(
+        self, token_type_ids: torch.Tensor | None, positions: torch.Tensor, batch: int, length: int
+    ) -> torch.Tensor:
+        if token_type_ids is None:
+            return torch.zeros_like(positions)
+        check_beside(token_type_ids, batch, length, self.config.type_vocab_size, "token_type_ids")
+        return token_type_ids
+
     def _prune(self, heads: Mapping[int, list[int]]) -> None:
         for layer, some in heads.items():
             attention = self.encoder.layer[layer].attention
@@ -296,7 +291,7 @@ class BertModel(BertPreTrainedModel):
 
 
 class BertHeads(nn.Module):
-    """`predictions` of tokens, and where it is asked for, whether the second sentence follows the first."""
+    """The pretraining heads: `predictions` of tokens, and optionally a next-sentence classifier."""
 
     def __init__(self, config: BertConfig, *, next_sentence: bool) -> None:
         super().__init__()
@@ -307,7 +302,7 @@ class BertHeads(nn.Module):
 
 
 class BertWithMLMHead(BertPreTrainedModel):
-    """The two classes that predict tokens: their ties, and what follows from them."""
+    """The base of the two classes that predict tokens: the ties of the head."""
 
     ties: ClassVar = {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -315,15 +310,15 @@ class BertWithMLMHead(BertPreTrainedModel):
     }
     output_embeddings = "cls.predictions.decoder"
     stand_ins: ClassVar = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
-    """transformers 4 has one bias, untied too, and its files hold it under the second name alone."""
+    """transformers 4 has one bias even when untied, and its files hold only the second name."""
     bert: BertModel
     cls: BertHeads
 
     def set_output_embeddings(self, new: nn.Module) -> None:
-        """Another decoder in its place, whose bias is the output-only bias from now on.
+        """Replace the decoder. The new decoder's bias becomes the output-only bias.
 
         Raises:
-            UsageError: it has no bias.
+            UsageError: the new decoder has no bias.
         """
         bias = getattr(new, "bias", None)
         if not isinstance(bias, nn.Parameter):
@@ -344,7 +339,7 @@ class BertWithMLMHead(BertPreTrainedModel):
 
 
 class BertForMaskedLM(BertWithMLMHead):
-    """BERT with its head for tokens: logits (B, T, V), and the loss at hidden tokens where there are `labels`.
+    """BERT with its head for tokens: logits (B, T, V), and the loss at masked tokens if `labels` are given.
 
     Example:
         >>> sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
@@ -364,14 +359,14 @@ class BertForMaskedLM(BertWithMLMHead):
     def forward(
         self, input_ids: torch.Tensor | None = None, *, labels: torch.Tensor | None = None, **inputs: Any
     ) -> LMOutput:
-        """`labels` (B, T): the token that was hidden, -100 where none was."""
+        """`labels` (B, T) are the tokens that were masked, and -100 at all other positions."""
         base = self.bert(input_ids, **inputs)
         logits, loss = self._predict(base.last_hidden_state, labels)
         return LMOutput(loss=loss, logits=logits, hidden_states=base.hidden_states)
 
 
 class BertForPreTraining(BertWithMLMHead):
-    """BERT as it is pretrained: hidden tokens, and whether the second sentence follows the first."""
+    """BERT with both pretraining heads: masked tokens, and whether the second sentence follows the first."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -387,9 +382,10 @@ class BertForPreTraining(BertWithMLMHead):
         next_sentence_label: torch.Tensor | None = None,
         **inputs: Any,
     ) -> PreTrainingOutput:
-        """`labels` (B, T) as `BertForMaskedLM` has them; `next_sentence_label` (B,): 0 follows, 1 is from elsewhere.
+        """`labels` (B, T) are as in `BertForMaskedLM`; `next_sentence_label` (B,) is 0 if the second sentence follows.
 
-        The loss is the sum of the two. Given one kind of labels it is that kind's loss (transformers gives none then).
+        A `next_sentence_label` of 1 means a sentence from elsewhere. The loss is the sum of both losses; with only one
+        kind of labels it is that kind's loss (transformers returns none then).
         """
         base = self.bert(input_ids, **inputs)
         logits, of_tokens = self._predict(base.last_hidden_state, labels)
@@ -406,7 +402,7 @@ class BertForPreTraining(BertWithMLMHead):
 
 
 class BertForSequenceClassification(BertPreTrainedModel):
-    """BERT with a label for the whole: logits (B, num_labels), from the pooler's state."""
+    """BERT with a classifier of whole sequences: logits (B, num_labels) from the pooler's state."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -419,10 +415,11 @@ class BertForSequenceClassification(BertPreTrainedModel):
     def forward(
         self, input_ids: torch.Tensor | None = None, *, labels: torch.Tensor | None = None, **inputs: Any
     ) -> ClassifierOutput:
-        """`labels` by `config.problem_type`: numbers (B,) or (B, num_labels) for "regression", classes (B,) for
-        "single_label_classification", 0 or 1 for each label (B, num_labels) for "multi_label_classification".
+        """`labels` depend on `config.problem_type`.
 
-        Where the config has none: regression for one label, then whole numbers are classes and others are many labels.
+        They are numbers (B,) or (B, num_labels) for "regression", classes (B,) for "single_label_classification", and 0
+        or 1 for each label, (B, num_labels), for "multi_label_classification". If the config names no problem type, one
+        label means regression; with several labels, integers are classes and other numbers are multi-label.
 
         Raises:
             UsageError: labels of another shape.
@@ -447,3 +444,24 @@ class BertForSequenceClassification(BertPreTrainedModel):
         if self.config.num_labels == 1:
             return REGRESSION
         return SINGLE if labels.dtype in (torch.int64, torch.int32) else MULTI
+
+
+def classified(
+    head: nn.Linear, pooled: torch.Tensor, labels: torch.Tensor | None, what: str = "labels"
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return logits (B, C), and the mean cross entropy of the classes `labels`, (B,) or (B, 1), if they are given.
+
+    Raises:
+        UsageError: labels that are not integers, not one for each row, or not a class of the head.
+    """
+    if labels is None:
+        return head(pooled), None
+    check_tensor(labels, what)
+    rows = len(pooled)
+    if labels.shape not in ((rows,), (rows, 1)) or labels.dtype not in (torch.int64, torch.int32):
+        raise UsageError(
+            f"{what} {tuple(labels.shape)} of {labels.dtype}: expected {rows} classes, whole numbers {(rows,)}"
+        )
+    classes = labels.reshape(-1).long()
+    loss, logits = linear_cross_entropy(pooled, head.weight, classes, bias=head.bias, return_logits=True)
+    return logits, loss

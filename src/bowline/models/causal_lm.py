@@ -1,22 +1,23 @@
-"""What a family of next tokens does behind its body: logits, the loss of each next token, and text."""
+"""The base of models with a head for next tokens: logits, the next-token loss, and generation."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 import torch
+from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.models.common.blocks import check_kept, check_labels, shifted
+from bowline.models.common.input_checks import check_kept, check_labels
 from bowline.models.common.outputs import LMOutput
 from bowline.models.common.pretrained_model import PreTrainedModel
 from bowline.models.generation import GenerationMixin
 from bowline.nn.modules.heads import LMHead
 
-__all__ = ["CausalLM"]
+__all__ = ["CausalLM", "shifted"]
 
 
 class CausalLM(PreTrainedModel, GenerationMixin):
-    """A model without a head, held under `base_model_prefix`, and `lm_head`."""
+    """A model without a head, kept under the name `base_model_prefix`, followed by `lm_head`."""
 
     output_embeddings: ClassVar[str | None] = "lm_head"
     lm_head: LMHead
@@ -29,9 +30,10 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         **inputs: Any,
     ) -> LMOutput:
-        """`labels` (B, T) are the tokens themselves, -100 where none counts: they are shifted here.
+        """Compute logits, and the loss if `labels` are given.
 
-        Of the logits only those of the last `logits_to_keep` positions are made, where that is not 0.
+        `labels` (B, T) are the tokens themselves, -100 at positions to ignore; they are shifted here. If
+        `logits_to_keep` is not 0, only the logits of that many last positions are computed.
         """
         check_kept(logits_to_keep)
         base = getattr(self, self.base_model_prefix)(input_ids, **inputs)
@@ -49,5 +51,13 @@ class CausalLM(PreTrainedModel, GenerationMixin):
         )
 
     def _penalised(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss that is trained on."""
+        """Return the loss to train on: a family may add a penalty."""
         return loss
+
+
+def shifted(labels: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
+    """Move each label one position back, so that each position has its next token: (B, T) to (B, T).
+
+    The last position has no next token and gets `ignore_index`.
+    """
+    return F.pad(labels[:, 1:], (0, 1), value=ignore_index)

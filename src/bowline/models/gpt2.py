@@ -1,11 +1,12 @@
 """GPT-2 (Radford et al., 2019): a pre-norm decoder whose head is its embedding.
 
-The tie: `lm_head.weight` is `transformer.wte.weight`, one `Parameter`. So `named_parameters()` lists it once, as wte's;
-`lm_head` is no parameter of its own, and tuning the head tunes the embedding. logits = h wteᵀ: the logit of token i is
-h . e_i. Both ends add to one gradient: the head all rows, through the softmax, the embedding those that were looked up.
+The tie: `lm_head.weight` is `transformer.wte.weight`, one `Parameter`. `named_parameters()` therefore lists it once, as
+wte's. `lm_head` has no parameter of its own, and tuning the head tunes the embedding. logits = h wteᵀ: the logit of
+token i is h . e_i. Head and embedding add to one gradient: the head to all rows, through the softmax, the embedding to
+the rows that were looked up.
 
 From the paper: learned positions, LayerNorm before each part and after the last block, residual projections drawn
-smaller by sqrt(2 layers). Matrices are stored as OpenAI had them, (in, out): `Conv1D`.
+smaller by sqrt(2 layers). Matrices are stored as OpenAI stored them, (in, out): see `Conv1D`.
 """
 
 from __future__ import annotations
@@ -17,20 +18,11 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from bowline.errors import UsageError
 from bowline.models.causal_lm import CausalLM
-from bowline.models.common.blocks import (
-    activation,
-    attend,
-    check_beside,
-    check_embeds,
-    check_ids,
-    looked_up,
-    packed_mask,
-    prune_linear,
-    split_heads,
-    visible_keys,
-)
+from bowline.models.common.activation_functions import activation
+from bowline.models.common.attention import attend, packed_mask, prune_linear, split_heads, visible_keys
+from bowline.models.common.input_checks import check_beside
+from bowline.models.common.input_embeddings import looked_up, token_embeddings, token_positions
 from bowline.models.common.kv_cache import KVCache, check_cache
 from bowline.models.common.model_config import PreTrainedConfig, frozen
 from bowline.models.common.outputs import BaseOutput
@@ -43,7 +35,7 @@ __all__ = ["GPT2Config", "GPT2LMHeadModel", "GPT2Model"]
 
 @frozen
 class GPT2Config(PreTrainedConfig):
-    """GPT-2 small, unless other values are given."""
+    """The configuration of GPT-2. The defaults are those of GPT-2 small."""
 
     model_type = "gpt2"
     attribute_map: ClassVar = {
@@ -83,7 +75,7 @@ class GPT2Config(PreTrainedConfig):
 
 
 class Conv1D(nn.Module):
-    """x weight + bias, with weight (in, out): `nn.Linear` transposed."""
+    """A linear layer x weight + bias, whose weight is stored as (in, out): `nn.Linear` transposed."""
 
     def __init__(self, out_features: int, in_features: int) -> None:
         super().__init__()
@@ -95,7 +87,7 @@ class Conv1D(nn.Module):
 
 
 class GPT2Attention(nn.Module):
-    """Causal self-attention, its three projections in one product."""
+    """Causal self-attention; query, key and value come from one matrix product."""
 
     def __init__(self, config: GPT2Config, layer: int) -> None:
         super().__init__()
@@ -120,7 +112,7 @@ class GPT2Attention(nn.Module):
         return self.resid_dropout(self.c_proj(mixed))  # (B, T, D)
 
     def prune(self, heads: list[int]) -> None:
-        """Without these heads, counted as they are now."""
+        """Remove these heads, numbered among the heads that are left now."""
         keep = [at for head in range(self.heads) if head not in heads for at in _columns(head, self.head_size)]
         index = torch.tensor(keep, device=self.c_proj.weight.device)
         width = self.heads * self.head_size
@@ -136,7 +128,7 @@ def _columns(head: int, size: int) -> range:
 
 
 class GPT2MLP(nn.Module):
-    """D to 4 D and back."""
+    """The feed-forward part: D to `n_inner` (4 D by default) and back."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -151,7 +143,7 @@ class GPT2MLP(nn.Module):
 
 
 class GPT2Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """One pre-norm block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, config: GPT2Config, layer: int) -> None:
         super().__init__()
@@ -166,11 +158,11 @@ class GPT2Block(nn.Module):
 
 
 class GPT2PreTrainedModel(PreTrainedModel):
-    """What both classes have: the config, the names, the draws."""
+    """The base of both GPT-2 classes: config class, names in checkpoints, initialization."""
 
     config_class = GPT2Config
     base_model_prefix = "transformer"
-    _keys_to_ignore_on_load_unexpected = (r"\.attn\.(masked_)?bias$",)  # masks, which old files hold
+    _keys_to_ignore_on_load_unexpected = (r"\.attn\.(masked_)?bias$",)  # old files hold the causal masks
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -183,7 +175,7 @@ class GPT2PreTrainedModel(PreTrainedModel):
 
 
 class GPT2Model(GPT2PreTrainedModel):
-    """Tokens (B, T) to their hidden states (B, T, D)."""
+    """GPT-2 without a head: tokens (B, T) to hidden states (B, T, D)."""
 
     input_embeddings = "wte"
 
@@ -208,39 +200,23 @@ class GPT2Model(GPT2PreTrainedModel):
         use_cache: bool = False,
         output_hidden_states: bool = False,
     ) -> BaseOutput:
-        """`attention_mask` as `blocks.visible_keys` has it; positions that begin anew within a row tell packed
-        sequences apart, where no mask is given.
+        """`attention_mask` is as `attention.visible_keys` takes it.
+
+        If no mask is given, positions that begin anew within a row separate packed sequences.
 
         Raises:
             UsageError: ids, positions or a mask that do not fit.
         """
-        if (input_ids is None) is (inputs_embeds is None):
-            raise UsageError("input_ids and inputs_embeds: expected one of them")
-        if inputs_embeds is None:
-            check_ids(input_ids, self.config.vocab_size)  # type: ignore[arg-type]
-            inputs_embeds = looked_up(self.wte, input_ids, self.config.embed_scale)  # type: ignore[arg-type]
-        check_embeds(inputs_embeds, self.config.n_embd)
-        batch, length = inputs_embeds.shape[:2]
-        if past_key_values is not None:
-            check_cache(past_key_values, batch)
-        past = len(past_key_values) if past_key_values is not None else 0
-        if position_ids is None:
-            if past + length > self.config.n_positions:
-                raise UsageError(
-                    f"{past + length} positions, and the table has {self.config.n_positions} (n_positions)",
-                    help="cut the text, or build a model with more positions",
-                )
-            position_ids = torch.arange(past, past + length, device=inputs_embeds.device)[None]
-        else:
-            check_beside(position_ids, batch, length, self.config.n_positions, "position_ids")
-            if attention_mask is None and not past:
-                attention_mask = packed_mask(position_ids)
-        x = inputs_embeds + self.wpe(position_ids)
-        if token_type_ids is not None:  # they are looked up in the table of words, as in OpenAI's fine-tuning
-            check_beside(token_type_ids, batch, length, self.config.vocab_size, "token_type_ids")
-            x = x + looked_up(self.wte, token_type_ids, self.config.embed_scale)
+        embeds = self._embed(input_ids, inputs_embeds)  # (B, T, D)
+        cache, past = self._cache(past_key_values, len(embeds), use_cache)
+        positions = token_positions(position_ids, embeds, past=past, size=self.config.n_positions, key="n_positions")
+        if position_ids is not None and attention_mask is None and not past:
+            attention_mask = packed_mask(positions)
+        x = embeds + self.wpe(positions)
+        if token_type_ids is not None:
+            x = x + self._embed_types(token_type_ids, *embeds.shape[:2])
         x = self.drop(x)  # (B, T, D)
-        cache = past_key_values if past_key_values is not None else KVCache(len(self.h)) if use_cache else None
+        batch, length = x.shape[:2]
         mask = visible_keys(attention_mask, batch, length, past + length, causal=True, device=x.device)
         states = [x]
         for block in self.h:
@@ -252,6 +228,28 @@ class GPT2Model(GPT2PreTrainedModel):
         hidden_states = tuple(states) if output_hidden_states else None
         return BaseOutput(last_hidden_state=x, past_key_values=cache, hidden_states=hidden_states)
 
+    def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        return token_embeddings(
+            self.wte,
+            input_ids,
+            inputs_embeds,
+            vocab_size=self.config.vocab_size,
+            width=self.config.n_embd,
+            scale=self.config.embed_scale,
+        )
+
+    def _cache(self, given: KVCache | None, batch: int, use_cache: bool) -> tuple[KVCache | None, int]:
+        """Return the cache to fill, and the number of tokens that it holds already."""
+        if given is None:
+            return KVCache(len(self.h)) if use_cache else None, 0
+        check_cache(given, batch)
+        return given, len(given)
+
+    def _embed_types(self, token_type_ids: torch.Tensor, batch: int, length: int) -> torch.Tensor:
+        """Look token types up in the table of words, as OpenAI's fine-tuning did."""
+        check_beside(token_type_ids, batch, length, self.config.vocab_size, "token_type_ids")
+        return looked_up(self.wte, token_type_ids, self.config.embed_scale)
+
     def _prune(self, heads: Mapping[int, list[int]]) -> None:
         for layer, some in heads.items():
             attention = self.h[layer].attn
@@ -259,7 +257,7 @@ class GPT2Model(GPT2PreTrainedModel):
 
 
 class GPT2LMHeadModel(GPT2PreTrainedModel, CausalLM):
-    """GPT-2 with its head: logits (B, T, V), and the loss of each next token where there are `labels`."""
+    """GPT-2 with its head: logits (B, T, V), and the next-token loss if `labels` are given."""
 
     ties: ClassVar = {"lm_head.weight": "transformer.wte.weight"}
     input_embeddings = "transformer.wte"

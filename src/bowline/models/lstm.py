@@ -2,14 +2,14 @@
 
 The tie: `lm_head.weight` is `lstm.wte.weight`, one `Parameter`, (V, E). Press and Wolf ("Using the Output Embedding to
 Improve Language Models", 2016, arXiv 1608.05859) and Inan, Khosravi and Socher (2016, arXiv 1611.01462) found it at
-once, on LSTMs: a third to a half of the parameters fewer, and a lower perplexity. logits = P h wteᵀ + bias. The head
-reads E numbers, as wide as the table is; where the last layer has another width, the learned projection P comes
-between (Press and Wolf's projection regularisation). Both ends add to one gradient: the head all rows, through the
-softmax, the table those that were looked up. The bias belongs to the head alone.
+the same time, on LSTMs: a third to a half fewer parameters, and a lower perplexity. logits = P h wteᵀ + bias. The head
+reads E numbers, the width of the table. If the last layer has another width, the learned projection P maps it to E
+(Press and Wolf's projection regularisation). Head and table add to one gradient: the head to all rows, through the
+softmax, the table to the rows that were looked up. The bias belongs to the head alone.
 
 The rest is the recipe of Merity, Keskar and Socher (2017, arXiv 1708.02182, AWD-LSTM) without weight dropping: locked
 dropout, one mask for all steps of a sequence (Gal and Ghahramani, 2016, arXiv 1512.05287), after the table, between the
-layers and before the head. transformers has no such model: names and keys follow its customs.
+layers and before the head. transformers has no such model; names and keys follow its conventions.
 """
 
 from __future__ import annotations
@@ -24,12 +24,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from bowline.errors import UsageError
 from bowline.models.causal_lm import CausalLM
-from bowline.models.common.blocks import (
-    check_embeds,
-    check_ids,
-    check_tensor,
-    looked_up,
-)
+from bowline.models.common.input_checks import check_tensor
+from bowline.models.common.input_embeddings import token_embeddings
 from bowline.models.common.model_config import PreTrainedConfig, frozen
 from bowline.models.common.outputs import BaseOutput
 from bowline.models.common.pretrained_model import PreTrainedModel
@@ -43,10 +39,10 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 @frozen
 class LSTMConfig(PreTrainedConfig):
-    """Zaremba's medium model of Penn Treebank (2014), as Press and Wolf tied it, unless other values are given.
+    """The configuration of the LSTM. The defaults are Zaremba's medium model of Penn Treebank (2014), tied.
 
-    `projection`: `None` has P where `hidden_size` differs from the table's width, `True` always, `False` never: then
-    the last layer is as wide as the table (AWD-LSTM).
+    Press and Wolf tied that model. `projection` says whether the model has P: `True` always, `False` never, `None` only
+    if `hidden_size` differs from the table's width. Without P the last layer is as wide as the table (AWD-LSTM).
 
     Example:
         >>> LSTMConfig(hidden_size=1150, embedding_size=400, num_layers=3, projection=False).layer_sizes
@@ -59,17 +55,17 @@ class LSTMConfig(PreTrainedConfig):
     vocab_size: int = 10000
     hidden_size: int = 650
     embedding_size: int | None = None
-    """Columns of the table and of the head; `hidden_size` where it is not given."""
+    """Columns of the table and of the head; `hidden_size` if `None`."""
     num_layers: int = 2
     projection: bool | None = None
     projection_penalty: float = 0.0
-    """l of l‖P‖, added to the loss in training; 0.15 in Press and Wolf."""
+    """The factor l of the penalty l‖P‖ that is added to the loss in training; 0.15 in Press and Wolf."""
     head_bias: bool = True
     embd_pdrop: float = 0.5
     hidden_pdrop: float = 0.5
     output_pdrop: float = 0.5
     initializer_range: float = 0.1
-    """Weights are drawn evenly from -0.1 to 0.1, biases are zero."""
+    """Weights are drawn uniformly between minus this number and this number; biases are zero."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,21 +86,21 @@ class LSTMConfig(PreTrainedConfig):
 
     @property
     def is_projected(self) -> bool:
-        """Whether P comes between the last layer and the head."""
+        """True if the projection P lies between the last layer and the head."""
         return self.hidden_size != self.width if self.projection is None else self.projection
 
     @property
     def layer_sizes(self) -> tuple[tuple[int, int], ...]:
-        """What each layer reads and writes."""
+        """The input and output width of each layer."""
         last = self.hidden_size if self.is_projected else self.width
         sizes = [self.width, *[self.hidden_size] * (self.num_layers - 1), last]
         return tuple(pairwise(sizes))
 
 
 class LockedDropout(nn.Module):
-    """x m / (1 - p), with one m of zeros and ones for all steps: x (B, T, D), m (B, 1, D).
+    """Dropout with one mask for all steps of a sequence: x m / (1 - p), with x (B, T, D) and m (B, 1, D).
 
-    A step then loses the same features as the step before it, so that a recurrence is not fed noise of its own.
+    Every step loses the same features, so that dropout adds no noise from step to step to the recurrence.
 
     Example:
         >>> x = LockedDropout(0.5)(torch.ones(2, 7, 4))
@@ -126,7 +122,7 @@ class LockedDropout(nn.Module):
 
 
 class LSTMState:
-    """For each layer h and c, (1, B, H) both, after the tokens seen: as large after a thousand as after one.
+    """The state h and c of each layer, both (1, B, H), after the tokens seen. Its size does not grow with them.
 
     Example:
         >>> model = LSTMModel(LSTMConfig(vocab_size=9, hidden_size=4)).eval()
@@ -144,51 +140,51 @@ class LSTMState:
         return self._seen
 
     def get_seq_length(self) -> int:
-        """`len(state)`, by the name that transformers gives it."""
+        """Return `len(state)`, under transformers' name for it."""
         return len(self)
 
     def update(self, layers: list[Pair], steps: int) -> None:
-        """What the layers hold after `steps` more tokens."""
+        """Store the state of the layers after `steps` more tokens."""
         self.layers = layers
         self._seen += steps
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Row i becomes what row `rows[i]` was: beams that are followed and beams that are dropped."""
+        """Row i takes the state of the former row `rows[i]`: beam search keeps some beams and drops others."""
         self.layers = [(h[:, rows], c[:, rows]) for h, c in self.layers]
 
     def detach(self) -> LSTMState:
-        """Without the past's gradient, in place: truncated backpropagation carries the state over, not the graph."""
+        """Detach the state from its graph, in place, for truncated backpropagation through time."""
         self.layers = [(h.detach(), c.detach()) for h, c in self.layers]
         return self
 
 
 class Steps:
-    """Which steps of each row count, (B, T): the layers run over those alone, and the others hold what was before."""
+    """The steps of each row that count, (B, T): layers run over those, other steps keep the state before them."""
 
     def __init__(self, counts: torch.Tensor) -> None:
-        self.order = torch.argsort((~counts).int(), dim=1, stable=True)[..., None]  # those that count first
-        self.latest = counts.cumsum(1)[..., None] - 1  # for each step, where the last that counts has gone; -1: nowhere
+        self.order = torch.argsort((~counts).int(), dim=1, stable=True)[..., None]  # the steps that count come first
+        self.latest = counts.cumsum(1)[..., None] - 1  # index of the last counted step; -1: none
         self.number = counts.sum(1)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, T, D) with the steps that count first."""
+        """Move the steps that count to the front of each row, (B, T, D)."""
         return x.gather(1, self.order.expand_as(x))
 
     def spread(self, x: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """Each step its own again; `before` (1, B, D) is held where none has counted yet."""
+        """Move each step back to its place; steps before the first one that counts take `before` (1, B, D)."""
         held = x.gather(1, self.latest.clamp(min=0).expand_as(x))
         return torch.where(self.latest < 0, before.transpose(0, 1), held)
 
     def hold(self, new: Pair, old: Pair) -> Pair:
-        """The new state, and the old one for rows of which no step counts."""
+        """Return the new state, but the old one for rows in which no step counts."""
         empty = (self.number == 0)[None, :, None]
         return torch.where(empty, old[0], new[0]), torch.where(empty, old[1], new[1])
 
 
 class LSTMLayer(nn.RNNBase):
-    """One layer of `nn.LSTM`, its parameters read at each call: torch.compile refuses `nn.LSTM` itself.
+    """One LSTM layer that reads its parameters at each call, because torch.compile refuses `nn.LSTM` itself.
 
-    `nn.LSTM` also keeps a second list of its parameters, which goes stale where one is put in another's place.
+    `nn.LSTM` also keeps a second list of its parameters, which goes stale when a parameter is replaced.
     """
 
     weight_ih_l0: torch.Tensor
@@ -202,7 +198,7 @@ class LSTMLayer(nn.RNNBase):
     def forward(
         self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, lengths: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x (B, T, D), h and c (1, B, H) to y (B, T, H), h and c; `lengths` (B,) on the CPU end each row there."""
+        """Map x (B, T, D), h and c (1, B, H) to y (B, T, H), h and c. `lengths` (B,), on the CPU, end the rows."""
         weights = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
         if lengths is None:
             return torch.lstm(x, (h, c), weights, True, 1, 0.0, self.training, False, True)
@@ -216,7 +212,7 @@ class LSTMLayer(nn.RNNBase):
 
 
 class LSTMPreTrainedModel(PreTrainedModel):
-    """What both classes have: the config, the names, the draws."""
+    """The base of both LSTM classes: config class, names in checkpoints, initialization."""
 
     config_class = LSTMConfig
     base_model_prefix = "lstm"
@@ -234,7 +230,7 @@ class LSTMPreTrainedModel(PreTrainedModel):
 
 
 class LSTMModel(LSTMPreTrainedModel):
-    """Tokens (B, T) to what the head is given, (B, T, E): the last layer's h, projected where the config says so."""
+    """The LSTM without a head: tokens (B, T) to the head's input (B, T, E), projected by P if the config has it."""
 
     input_embeddings = "wte"
 
@@ -258,8 +254,10 @@ class LSTMModel(LSTMPreTrainedModel):
         use_cache: bool = False,
         output_hidden_states: bool = False,
     ) -> BaseOutput:
-        """`attention_mask` (B, K), K tokens with those that `past_key_values` has seen: a step at 0 changes nothing,
-        wherever it is, and gives what the step before it gave. `past_key_values` is brought up to date and returned.
+        """`attention_mask` is (B, K), where K includes the tokens that `past_key_values` has seen.
+
+        A step whose mask is 0 leaves the state as it is, wherever it stands, and repeats the output of the step before
+        it. `past_key_values` is updated in place and returned.
 
         Raises:
             UsageError: ids, a mask or a state that do not fit.
@@ -270,7 +268,7 @@ class LSTMModel(LSTMPreTrainedModel):
         before = self._before(state, x)
         steps = _steps(attention_mask, x.shape[0], len(state), length)
         keep = use_cache or past_key_values is not None
-        # The last state of a row is that of its last step only if the row ends there; without a cache nobody asks.
+        # A row must end at its last counted step for its final state to be right; only a cache needs that state.
         lengths = steps.number.clamp(min=1).cpu() if steps is not None and keep and length > 1 else None
         states = [x]
         after: list[Pair] = []
@@ -290,13 +288,15 @@ class LSTMModel(LSTMPreTrainedModel):
             hidden_states=tuple(states) if output_hidden_states else None,
         )
 
-    def _embedded(self, ids: torch.Tensor | None, embeds: torch.Tensor | None) -> torch.Tensor:
-        if ids is not None and embeds is None:
-            check_ids(ids, self.config.vocab_size)
-            embeds = looked_up(self.wte, ids, self.config.embed_scale)
-        elif embeds is None or ids is not None:
-            raise UsageError("input_ids and inputs_embeds: expected one of them")
-        check_embeds(embeds, self.config.width)
+    def _embedded(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        embeds = token_embeddings(
+            self.wte,
+            input_ids,
+            inputs_embeds,
+            vocab_size=self.config.vocab_size,
+            width=self.config.width,
+            scale=self.config.embed_scale,
+        )
         return self.embd_drop(embeds)
 
     def _before(self, state: LSTMState, x: torch.Tensor) -> list[Pair]:
@@ -330,7 +330,7 @@ def _steps(mask: torch.Tensor | None, batch: int, past: int, length: int) -> Ste
 
 
 class LSTMLMHeadModel(LSTMPreTrainedModel, CausalLM):
-    """The LSTM with its head: logits (B, T, V), and the loss of each next token where there are `labels`.
+    """The LSTM with its head: logits (B, T, V), and the next-token loss if `labels` are given.
 
     Example:
         >>> model = LSTMLMHeadModel(LSTMConfig(vocab_size=9, hidden_size=6, embedding_size=4))

@@ -1,18 +1,18 @@
-"""T5 (Raffel et al., 2020): an encoder and a decoder on one table, and a scale that belongs to the tie.
+"""T5 (Raffel et al., 2020): an encoder and a decoder with one table, and a scale that belongs to the tie.
 
-The tie: `shared` is one module, which encoder and decoder both hold as `embed_tokens`. Whether the head is it too:
+The tie: `shared` is one module, which encoder and decoder both hold as `embed_tokens`. The head differs by version:
 
     v1.0   lm_head.weight is shared.weight   logits = d_model^-1/2 h sharedᵀ   tied and scaled
     v1.1   a head of its own                 logits = h lm_headᵀ               untied, gated, unscaled
 
 Why the scale goes with the tie: the table is drawn with std 1, so a row has norm sqrt(d_model), and so has h after the
-last norm. Unscaled, tied logits have std sqrt(d_model): at 512 wide the first loss is about 161, not ln V = 10.9. The
-config states the two apart: `tie_word_embeddings` and `scale_decoder_outputs`. Files of transformers 4 know only the
-flag, which decides both; transformers 5 writes the flag true always, so that the scale says what the file was.
+last norm. Unscaled, tied logits have std sqrt(d_model): at d_model = 512 the first loss is about 161, not ln V = 10.9.
+The config has a key for each: `tie_word_embeddings` and `scale_decoder_outputs`. Files of transformers 4 have only the
+first, which decides both. transformers 5 always writes it as true; the second then tells which version the file holds.
 
-From the paper: RMSNorm without a mean or bias before each part, scores not divided by sqrt(d), and a learned bias of
-each distance's bucket added to them: the first block of a stack holds the table, and all its blocks use it. What is
-added to the scores, that bias and the masks, is made once a stack, and is one tensor for all its blocks.
+From the paper: RMSNorm without a mean or bias before each part, scores not divided by sqrt(d), and a learned bias for
+each bucket of distances, added to the scores. The first block of a stack holds the table of biases, and all its blocks
+use it. Bias and masks are combined once per stack into one tensor for all its blocks.
 """
 
 from __future__ import annotations
@@ -26,18 +26,10 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.errors import ConfigError, UsageError
-from bowline.models.common.blocks import (
-    activation,
-    attend,
-    check_embeds,
-    check_ids,
-    check_kept,
-    check_labels,
-    check_tensor,
-    looked_up,
-    split_heads,
-    visible_keys,
-)
+from bowline.models.common.activation_functions import activation
+from bowline.models.common.attention import attend, split_heads, visible_keys
+from bowline.models.common.input_checks import check_embeds, check_ids, check_kept, check_labels, check_tensor
+from bowline.models.common.input_embeddings import looked_up
 from bowline.models.common.kv_cache import KVCache, check_cache
 from bowline.models.common.model_config import PreTrainedConfig, frozen
 from bowline.models.common.outputs import BaseOutput, Seq2SeqOutput
@@ -51,7 +43,9 @@ __all__ = ["T5Config", "T5EncoderModel", "T5ForConditionalGeneration", "T5Model"
 
 @frozen
 class T5Config(PreTrainedConfig):
-    """T5 v1.0 small, unless other values are given; `tie_word_embeddings=False, feed_forward_proj="gated-gelu"`: v1.1.
+    """The configuration of T5. The defaults are those of T5 v1.0 small.
+
+    T5 v1.1 has `tie_word_embeddings=False, feed_forward_proj="gated-gelu"`.
 
     Example:
         >>> T5Config().scale_decoder_outputs, T5Config(tie_word_embeddings=False).scale_decoder_outputs
@@ -82,7 +76,7 @@ class T5Config(PreTrainedConfig):
     initializer_factor: float = 1.0
     feed_forward_proj: str = "relu"
     scale_decoder_outputs: bool | None = None
-    """`None`, as in the files of transformers 4: what `tie_word_embeddings` says."""
+    """`None`, as in files of transformers 4: the value of `tie_word_embeddings`."""
     is_encoder_decoder: bool = True
     pad_token_id: int | None = 0
     eos_token_id: int | list[int] | None = 1
@@ -131,19 +125,20 @@ class T5Config(PreTrainedConfig):
 
     @property
     def is_gated_act(self) -> bool:
-        """Whether the feed-forward part is act(x wi_0) (x wi_1) wo, not act(x wi) wo."""
+        """True if the feed-forward part is act(x wi_0) (x wi_1) wo, and false if it is act(x wi) wo."""
         return self.feed_forward_proj.startswith("gated-")
 
     @property
     def dense_act_fn(self) -> str:
-        """The activation's name; `gated-gelu` means the tanh form, as v1.1 was trained."""
+        """The activation's name; `gated-gelu` means gelu's tanh form, with which v1.1 was trained."""
         return "gelu_new" if self.feed_forward_proj == "gated-gelu" else self.feed_forward_proj.removeprefix("gated-")
 
     @property
     def on_conflict(self) -> str:
-        """What a load does where the file holds a head of its own under a true flag.
+        """What a load does if the flag says tied and the file holds a separate head: "untie" or "raise".
 
-        A true flag beside an unscaled output is what transformers 5 writes for v1.1, whose head is its own: `"untie"`.
+        It is `"untie"` for a true flag with an unscaled output: transformers 5 writes that for v1.1, whose head is
+        separate.
         """
         return "untie" if self.tie_word_embeddings and self.scale_decoder_outputs is False else "raise"
 
@@ -152,20 +147,20 @@ class T5Config(PreTrainedConfig):
 
 
 DERIVED = ("dense_act_fn", "is_gated_act")
-"""Keys that files hold beside `feed_forward_proj`, from which they follow."""
+"""Keys that files hold although they follow from `feed_forward_proj`."""
 
 
 def _inverse(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """1 / sqrt(mean(x²) + eps), (..., 1), in float32 or wider."""
+    """Return 1 / sqrt(mean(x²) + eps), (..., 1), in float32 or wider."""
     wide = torch.promote_types(x.dtype, torch.float32)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
     return torch.rsqrt(norm.square() / x.shape[-1] + eps)
 
 
 class _Normed(torch.autograd.Function):
-    """The norm on a CPU, where torch has no fused one: x alone is kept for the backward pass, which is twice as fast.
+    """RMSNorm for the CPU, where torch has no fused one. The backward pass keeps only x, and is twice as fast.
 
-    The backward pass is made of differentiable parts, so second derivatives are right too.
+    The backward pass consists of differentiable operations, so second derivatives are right too.
     """
 
     generate_vmap_rule = True
@@ -189,7 +184,7 @@ class _Normed(torch.autograd.Function):
 
 
 class T5LayerNorm(nn.Module):
-    """weight x / sqrt(mean(x²) + eps)."""
+    """RMSNorm: weight x / sqrt(mean(x²) + eps)."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -201,7 +196,7 @@ class T5LayerNorm(nn.Module):
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         plain = x.dtype is self.weight.dtype and x.dtype in (torch.float32, torch.float64)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        if plain and not traced and not torch.is_grad_enabled():  # nothing to keep: the fewest calls
+        if plain and not traced and not torch.is_grad_enabled():  # no backward pass: the fewest calls
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         if plain and not traced:
             return _Normed.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
@@ -209,7 +204,7 @@ class T5LayerNorm(nn.Module):
 
 
 class T5Attention(nn.Module):
-    """softmax(q kᵀ + bias) v. The first of a stack has the table of the biases, (buckets, heads)."""
+    """Attention softmax(q kᵀ + bias) v. The first one of a stack has the table of biases, (buckets, heads)."""
 
     def __init__(self, config: T5Config, layer: int, *, relative: bool) -> None:
         super().__init__()
@@ -227,7 +222,7 @@ class T5Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, bias: torch.Tensor | None, memory: torch.Tensor | None, cache: KVCache | None
     ) -> torch.Tensor:
-        """`memory`: what is attended to in place of x itself, the encoder's output; its keys are computed once."""
+        """`memory` is the encoder's output, to attend to instead of x. Its keys and values are computed once."""
         if memory is not None and cache is not None and self.layer in cache.fixed:
             key, value = cache.fixed[self.layer]
         else:
@@ -242,10 +237,11 @@ class T5Attention(nn.Module):
 
 
 def bucket(distance: torch.Tensor, buckets: int, farthest: int, *, both_ways: bool) -> torch.Tensor:
-    """The bucket of each distance, key minus query: one for each near one, then logarithmically wider to `farthest`.
+    """Return the bucket of each distance, key minus query.
 
-    With `both_ways` one half of the buckets is for what comes before and one for what comes after; otherwise what comes
-    after is in bucket 0, and is masked.
+    Each near distance has a bucket of its own; farther buckets widen logarithmically up to `farthest`. With `both_ways`
+    half of the buckets is for keys before the query and half for keys after it. Otherwise keys after the query are in
+    bucket 0, and are masked.
     """
     after = torch.zeros_like(distance)
     if both_ways:
@@ -261,7 +257,7 @@ def bucket(distance: torch.Tensor, buckets: int, farthest: int, *, both_ways: bo
 
 
 class T5Dense(nn.Module):
-    """act(x wi) wo, or gated: (act(x wi_0) (x wi_1)) wo."""
+    """The feed-forward part: act(x wi) wo, or gated, (act(x wi_0) (x wi_1)) wo."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
@@ -281,7 +277,7 @@ class T5Dense(nn.Module):
 
 
 class T5Layer(nn.Module):
-    """x + dropout(part(norm(x))), where the part hangs under the name that checkpoints give it."""
+    """One residual part, x + dropout(part(norm(x))). The part has the name that checkpoints give it."""
 
     def __init__(self, config: T5Config, name: str, part: nn.Module) -> None:
         super().__init__()
@@ -292,7 +288,7 @@ class T5Layer(nn.Module):
 
     def forward(self, x: torch.Tensor, *inputs: Any) -> torch.Tensor:
         x = x + self.dropout(getattr(self, self.name)(self.layer_norm(x), *inputs))
-        if x.dtype == torch.float16:  # a sum past its range must not become inf, and then NaN in the next norm
+        if x.dtype == torch.float16:  # an overflow to inf would become NaN in the next norm
             most = torch.finfo(x.dtype).max
             limit = torch.where(x.isinf().any(), most - 1000, most)
             x = x.clamp(-limit, limit)
@@ -300,7 +296,7 @@ class T5Layer(nn.Module):
 
 
 class T5Block(nn.Module):
-    """Self-attention, the decoder's attention to the encoder's output, and the feed-forward part."""
+    """One block: self-attention, in the decoder attention to the encoder's output, and the feed-forward part."""
 
     def __init__(self, config: T5Config, layer: int, *, decoder: bool) -> None:
         super().__init__()
@@ -329,7 +325,7 @@ def _call(block: Callable[..., Any], *inputs: Any) -> Any:
 
 
 class T5Stack(nn.Module):
-    """The encoder, or the decoder. `embed_tokens` is the model's `shared`."""
+    """The encoder or the decoder. `embed_tokens` is the model's `shared` table."""
 
     def __init__(self, config: T5Config, embed_tokens: nn.Embedding, layers: int, *, decoder: bool) -> None:
         super().__init__()
@@ -351,7 +347,7 @@ class T5Stack(nn.Module):
         output_hidden_states: bool = False,
         run: Callable[..., Any] = _call,
     ) -> BaseOutput:
-        """Tokens (B, T) to (B, T, D); `run` calls a block with its inputs."""
+        """Map tokens (B, T) to hidden states (B, T, D). `run(block, *inputs)` calls a block, perhaps checkpointed."""
         check_ids(input_ids, self.embed_tokens.num_embeddings, "decoder_input_ids" if self.decoder else "input_ids")
         if cache is not None:
             check_cache(cache, len(input_ids))
@@ -369,9 +365,10 @@ class T5Stack(nn.Module):
         return BaseOutput(last_hidden_state=x, past_key_values=cache, hidden_states=hidden_states)
 
     def _bias(self, x: torch.Tensor, mask: torch.Tensor | None, past: int) -> torch.Tensor:
-        """What every block adds to its scores, (B or 1, H, Q, K): each distance's bias, or the least number there is.
+        """Return what every block adds to its scores, (B or 1, H, Q, K): distance biases, and the mask.
 
-        Not -inf: a query that sees nothing (padding on the left) gives a mean, as in transformers, and never NaN.
+        Masked scores get the dtype's least finite number instead of -inf. A query that sees nothing (padding on the
+        left) then gives a mean, as in transformers, and never NaN.
         """
         batch, length = x.shape[:2]
         seen = visible_keys(mask, batch, length, past + length, causal=False, device=x.device)
@@ -386,7 +383,7 @@ class T5Stack(nn.Module):
 
 
 def _memory_bias(x: torch.Tensor, memory: torch.Tensor | None, mask: torch.Tensor | None) -> torch.Tensor | None:
-    """What the decoder adds to its scores of the encoder's positions, (B, 1, 1 or Q, K): 0 or the least number."""
+    """Return the mask to add to the decoder's scores of encoder positions, (B, 1, 1 or Q, K)."""
     if memory is None:
         return None
     batch, length = x.shape[:2]
@@ -401,20 +398,20 @@ def _memory_bias(x: torch.Tensor, memory: torch.Tensor | None, mask: torch.Tenso
 
 
 def _dtype(x: torch.Tensor) -> torch.dtype:
-    """In which attention computes: a mask must have it, and its least number is not another dtype's."""
+    """Return the dtype in which attention computes, which the mask must have too."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 class T5PreTrainedModel(PreTrainedModel):
-    """What all classes have: the config, the table, the encoder, the draws."""
+    """The base of all T5 classes: config class, table, encoder, initialization."""
 
     config_class = T5Config
     base_model_prefix = "transformer"
     input_embeddings = "shared"
     _keys_to_ignore_on_load_unexpected: ClassVar[tuple[str, ...]] = (
         r"layer\.1\.EncDecAttention\.relative_attention_bias\.weight$",
-    )  # no use
+    )  # cross-attention uses no position bias
 
     def __init__(self, config: T5Config) -> None:
         super().__init__(config)
@@ -422,7 +419,7 @@ class T5PreTrainedModel(PreTrainedModel):
         self.encoder = T5Stack(config, self.shared, config.num_layers, decoder=False)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Queries are drawn smaller by sqrt(d), which stands for the division of the scores that T5 leaves out."""
+        """Draw one module. Queries are smaller by sqrt(d), because T5 does not divide the scores by sqrt(d)."""
         config, factor = self.config, self.config.initializer_factor
         width, inner = config.d_model**-0.5, (config.num_heads * config.d_kv) ** -0.5
         if isinstance(module, T5LayerNorm):
@@ -460,7 +457,7 @@ class T5PreTrainedModel(PreTrainedModel):
         *,
         output_hidden_states: bool = False,
     ) -> BaseOutput:
-        """The encoder's `last_hidden_state` (B, T, D) of tokens (B, T): `encoder_outputs` of a later `forward`.
+        """Run the encoder on tokens (B, T). The result serves as `encoder_outputs` of a later `forward`.
 
         Raises:
             UsageError: ids or a mask that do not fit.
@@ -469,7 +466,7 @@ class T5PreTrainedModel(PreTrainedModel):
 
 
 class T5EncoderModel(T5PreTrainedModel):
-    """The encoder alone: tokens (B, T) to their hidden states (B, T, D)."""
+    """The encoder alone: tokens (B, T) to hidden states (B, T, D)."""
 
     _keys_to_ignore_on_load_unexpected = (r"^decoder\.", r"^lm_head\.")
 
@@ -484,12 +481,12 @@ class T5EncoderModel(T5PreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         output_hidden_states: bool = False,
     ) -> BaseOutput:
-        """`encode`."""
+        """Run the encoder, as `encode` does."""
         return self.encode(input_ids, attention_mask, output_hidden_states=output_hidden_states)
 
 
 class T5EncoderDecoder(T5PreTrainedModel):
-    """The encoder and the decoder; a class that is built on it draws at its end."""
+    """The encoder and the decoder. Subclasses end their constructor with `post_init`."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__(config)
@@ -508,43 +505,29 @@ class T5EncoderDecoder(T5PreTrainedModel):
         use_cache: bool = False,
         output_hidden_states: bool = False,
     ) -> Seq2SeqOutput:
-        """Masks as `blocks.visible_keys` has them; `encoder_outputs` of `encode` stand for `input_ids`.
+        """Masks are as `attention.visible_keys` takes them; `encoder_outputs`, from `encode`, replace `input_ids`.
 
-        `cross_attention_mask`, (B, T) or (B, U, T), is what the target sees of the source: `attention_mask` unless it
-        is given. A packed source, whose mask is (B, T, T), needs one.
+        `cross_attention_mask`, (B, T) or (B, U, T), says which source tokens the target sees; by default it is
+        `attention_mask`. A packed source, whose mask is (B, T, T), needs a `cross_attention_mask`.
 
         Raises:
-            UsageError: ids or a mask that do not fit, or no source, or no target.
+            UsageError: ids or a mask that do not fit, a missing source, or a missing target.
         """
-        if (input_ids is None) is (encoder_outputs is None):
-            raise UsageError("input_ids and encoder_outputs: expected one of them")
-        if decoder_input_ids is None:
-            raise UsageError(
-                "no decoder_input_ids: expected the target's tokens", help="with a head, labels= gives them too"
-            )
+        _check_source_and_target(input_ids, encoder_outputs, decoder_input_ids)
         if cross_attention_mask is None and attention_mask is not None:
-            check_tensor(attention_mask, "attention_mask")
-            if attention_mask.ndim != 2:
-                raise UsageError(
-                    f"attention_mask {tuple(attention_mask.shape)} says which tokens of the source see each other, and "
-                    "not which the target sees",
-                    help="give cross_attention_mask too, (B, T) or (B, U, T)",
-                )
-            cross_attention_mask = attention_mask
+            cross_attention_mask = _checked_padding_mask(attention_mask)
         if input_ids is not None:
             encoder_outputs = self.encode(input_ids, attention_mask, output_hidden_states=output_hidden_states)
-        memory: Any = encoder_outputs[0] if len(encoder_outputs) else None
+        memory: Any = encoder_outputs[0] if len(encoder_outputs) else None  # (B, T, D)
         check_embeds(memory, self.config.d_model, "encoder_outputs[0]")
+        if past_key_values is None and use_cache:
+            past_key_values = KVCache(self.config.num_decoder_layers)
         target = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,
             memory=memory,
             memory_mask=cross_attention_mask,
-            cache=past_key_values
-            if past_key_values is not None
-            else KVCache(self.config.num_decoder_layers)
-            if use_cache
-            else None,
+            cache=past_key_values,
             output_hidden_states=output_hidden_states,
             run=self._run,
         )
@@ -555,6 +538,31 @@ class T5EncoderDecoder(T5PreTrainedModel):
             encoder_last_hidden_state=memory,
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
         )
+
+
+def _check_source_and_target(input_ids: Any, encoder_outputs: Any, decoder_input_ids: Any) -> None:
+    if (input_ids is None) is (encoder_outputs is None):
+        raise UsageError("input_ids and encoder_outputs: expected one of them")
+    if decoder_input_ids is None:
+        raise UsageError(
+            "no decoder_input_ids: expected the target's tokens", help="with a head, labels= gives them too"
+        )
+
+
+def _checked_padding_mask(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Return the source's `attention_mask` for the decoder's attention to the source, if its shape is (B, T).
+
+    Raises:
+        UsageError: a mask of another shape, such as (B, T, T), which does not say what the target sees.
+    """
+    check_tensor(attention_mask, "attention_mask")
+    if attention_mask.ndim != 2:
+        raise UsageError(
+            f"attention_mask {tuple(attention_mask.shape)} says which tokens of the source see each other, and "
+            "not which the target sees",
+            help="give cross_attention_mask too, (B, T) or (B, U, T)",
+        )
+    return attention_mask
 
 
 class T5Model(T5EncoderDecoder):
@@ -568,7 +576,7 @@ class T5Model(T5EncoderDecoder):
 
 
 class T5ForConditionalGeneration(T5EncoderDecoder, GenerationMixin):
-    """T5 with its head: logits (B, U, V), and the loss of the target where there are `labels`."""
+    """T5 with its head: logits (B, U, V), and the loss of the target if `labels` are given."""
 
     ties: ClassVar = {"lm_head.weight": "shared.weight"}
     output_embeddings = "lm_head"
@@ -587,9 +595,10 @@ class T5ForConditionalGeneration(T5EncoderDecoder, GenerationMixin):
         logits_to_keep: int = 0,
         **inputs: Any,
     ) -> Seq2SeqOutput:
-        """As `T5Model`; `labels` (B, U), -100 where none counts, are also the decoder's tokens, shifted to the right.
+        """Compute logits, and the loss if `labels` are given; other inputs are as in `T5Model`.
 
-        Of the logits only those of the last `logits_to_keep` positions are made, where that is not 0.
+        `labels` are (B, U), -100 at positions to ignore. Without `decoder_input_ids` they are also the decoder's input,
+        shifted to the right. If `logits_to_keep` is not 0, only the logits of that many last positions are computed.
         """
         check_kept(logits_to_keep)
         if labels is not None:
@@ -606,7 +615,7 @@ class T5ForConditionalGeneration(T5EncoderDecoder, GenerationMixin):
         return output
 
     def _shift_right(self, labels: torch.Tensor) -> torch.Tensor:
-        """The token to start with, then each label but the last, with padding where there is none: (B, U) to (B, U)."""
+        """Return the start token, then each label but the last, with padding in place of -100: (B, U) to (B, U)."""
         start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or padding is None:
             raise ConfigError(
@@ -617,6 +626,6 @@ class T5ForConditionalGeneration(T5EncoderDecoder, GenerationMixin):
         return shifted.masked_fill(shifted == -100, padding)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """What the decoder is given where it is to predict `labels`: transformers' collators ask for it."""
+        """Return the decoder's input that belongs to `labels`; transformers' collators call this method."""
         check_labels(labels, None, self.lm_head.out_features)
         return self._shift_right(labels)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from bowline.errors import UsageError
-from bowline.models.common.blocks import check_ids, check_tensor
+from bowline.models.common.input_checks import check_ids, check_tensor
 
 __all__ = ["Settings", "checked_mask", "settings_for"]
 
