@@ -1,1 +1,1 @@
-"""What the families share: configuration, loading and saving, attention, caches, outputs, the tokenizer."""
+"""Code that all families share: configuration, loading and saving, attention, caches, outputs, tokenizer."""

@@ -1,4 +1,4 @@
-"""A checkpoint to a model: names translated, what is missing drawn, the rest mapped, and all of it reported."""
+"""Loading a model from a checkpoint: names are translated, missing tensors are drawn, and both are reported."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ __all__ = ["LoadingInfo", "checked_device", "from_pretrained", "live_name"]
 
 log = logging.getLogger(__name__)
 OLD_NAMES = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
-"""As the first port from TensorFlow called them."""
+"""Names of the first port from TensorFlow, and their present names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingInfo:
-    """`missing_keys` were drawn, `unexpected_keys` have no place in the class, `mismatched_keys` have another shape.
+    """Which tensors did not come from the file, or did not fit.
 
-    A mismatched key comes with the two shapes, the file's and the model's.
+    `missing_keys` were drawn, `unexpected_keys` have no place in the class, and `mismatched_keys` have another shape,
+    given as (name, shape in the file, shape in the model).
     """
 
     missing_keys: tuple[str, ...]
@@ -42,7 +43,7 @@ class LoadingInfo:
 
 @runtime_checkable
 class DrawsItself(Protocol):
-    """A model that can draw its own modules anew, one by one: every `PreTrainedModel`."""
+    """The methods by which a model draws its own modules one by one. Every `PreTrainedModel` has them."""
 
     def _own_modules(self) -> list[nn.Module]: ...
 
@@ -62,29 +63,29 @@ def from_pretrained(
     output_loading_info: bool = False,
     **overrides: Any,
 ) -> Any:
-    """A `cls` with the weights of the checkpoint at `path` (directory, file, or `org/name[@revision]`), in eval mode.
+    """Load a model of class `cls` with the weights of a checkpoint, in eval mode.
 
-    The file is mapped, not read, where the dtype and the device let it be. A file of a model without a head loads into
-    one with, and the other way; what the class has and the file has not is drawn as in a new model.
+    The file is memory-mapped instead of read if dtype and device allow it. The checkpoint of a model without a head
+    loads into a class with one, and the other way round; tensors that the file lacks are drawn as in a new model.
 
     Args:
         cls: one of the families' classes.
-        path: where the checkpoint is.
-        config: in place of the file's.
-        dtype: of the floating-point weights: a torch dtype, its name, or "auto", the config's; otherwise float32.
+        path: a directory, a file, or `org/name[@revision]` on the Hub.
+        config: a config to use instead of the file's.
+        dtype: for floating-point weights: a torch dtype, its name, or "auto" for the config's; float32 by default.
         torch_dtype: the older name of `dtype`.
-        device: where the model is to be.
-        on_conflict: what to do where the file holds two different ends of a tie: see `bowline.nn.load_state`. The
-            default raises, except where the config's flag is known to say nothing (a T5 re-saved by transformers 5).
-        ignore_mismatched_sizes: tensors of another shape are drawn too, not refused.
-        output_loading_info: returns (model, `LoadingInfo`).
-        overrides: values of the config, in place of the file's.
+        device: the device to put the model on.
+        on_conflict: what to do if the file holds two different matrices for a tie: see `bowline.nn.load_state`. The
+            default raises, unless the config's flag is known to be meaningless (a T5 re-saved by transformers 5).
+        ignore_mismatched_sizes: draw tensors of another shape instead of raising an error.
+        output_loading_info: return (model, `LoadingInfo`).
+        overrides: values that replace those of the config.
 
     Raises:
-        CheckpointError: it cannot be read, or its shapes do not fit.
-        ConfigError: its config means nothing, or is another family's.
-        UsageError: an override that is no key of the config, a dtype that is none, or a device that is not there.
-        TieError: it holds two different ends of what the config says is one matrix.
+        CheckpointError: the checkpoint cannot be read, or its shapes do not fit.
+        ConfigError: the config has an invalid value, or is another family's.
+        UsageError: an override that the config does not have, an invalid dtype, or a device that does not exist.
+        TieError: the file holds two different matrices where the config says tied.
     """
     place = checked_device(device)
     with open_checkpoint(checked_path(path)) as checkpoint:
@@ -146,22 +147,25 @@ def from_pretrained(
 
 
 def checked_device(device: Any) -> torch.device:
-    """The device of that name.
+    """Return the device of that name, after allocating on it once.
 
     Raises:
-        UsageError: no device has the name, or it is not there.
+        UsageError: torch does not know the name, or this machine does not have the device.
     """
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, TypeError) as error:  # torch has all three for what is not there
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch raises any of these three for a missing device
         reason = str(error).splitlines()[0]
         raise UsageError(f"device {device!r:.60}: {reason}", help="cpu is always there") from None
     return place
 
 
 def live_name(name: str, known: Iterable[str], prefix: str) -> str:
-    """The model's name for what a file calls `name`: old names made new, the base model's prefix added or left out."""
+    """Return the model's name of the tensor `name` in a file.
+
+    Old names are replaced, and the base model's prefix is added or removed if that makes the name known.
+    """
     for old, new in OLD_NAMES:
         name = name.replace(old, new)
     for candidate in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
@@ -204,11 +208,11 @@ def _dtype(dtype: torch.dtype | str | None, config: Any) -> torch.dtype:
 
 
 def _draw_missing(model: nn.Module, given: set[str]) -> list[str]:
-    """Off meta, and drawn, what no name in the file gives; returns the names of it."""
+    """Draw the parameters that the file does not give, off the meta device, and return their names."""
     known = slots(model)
     groups: dict[int, list[str]] = {}
     for name, slot in known.items():
-        if slot.is_parameter:  # a buffer is computed, not drawn: what is on meta and not given, load_checkpoint reports
+        if slot.is_parameter:  # load_checkpoint reports missing buffers, which are never drawn
             groups.setdefault(id(slot.tensor), []).append(name)
     missing = [names for names in groups.values() if not given.intersection(names)]
     if not missing:
@@ -221,7 +225,7 @@ def _draw_missing(model: nn.Module, given: set[str]) -> list[str]:
             known[name].put(new)
     with torch.no_grad():
         for part in (part for part in model.modules() if isinstance(part, DrawsItself)):
-            for module in part._own_modules():  # the table after the head that shares it: its padding row stays zero
+            for module in part._own_modules():  # a table after its tied head: the padding row stays 0
                 if any(child in lacking for child in module.modules()):
                     part._init_weights(module)
     return [name for names in missing for name in names]

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens that were seen: what lets generation compute one position a step."""
+"""The cache of keys and values, with which generation computes only one new position in each step."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from bowline.errors import UsageError
 __all__ = ["KVCache", "check_cache"]
 
 ROOM = 64
-"""Positions that a buffer is longer than what it holds."""
+"""The least number of free positions in a new buffer."""
 
 
 class KVCache:
-    """For each layer the keys and values (B, H, T, d) of the T tokens seen; `fixed` ones are of an encoder's output.
+    """Each layer's keys and values (B, H, T, d) of the T tokens seen; `fixed` holds those of an encoder's output.
 
-    Without gradients, buffers grow by half and are written in place; with them, they are concatenated. The first
-    buffers of all `layers` are made at once: one by one they would lie between what a layer needs for a moment, and
-    keep that from being given back.
+    Without gradients, buffers grow by half and are written in place; with gradients, new tensors are concatenated. The
+    first buffers of all `layers` are allocated together. Allocated one by one, they would lie between the temporary
+    tensors of the layers, and that memory could not be returned.
     """
 
     def __init__(self, layers: int = 1) -> None:
@@ -30,20 +30,20 @@ class KVCache:
         self.fixed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __len__(self) -> int:
-        """The number of tokens seen."""
+        """Return the number of tokens seen."""
         return self._lengths.get(0, 0)
 
     @property
     def rows(self) -> int | None:
-        """B, or `None` before the first token."""
+        """The batch size B, or `None` before the first token."""
         return self._layers[0][0].shape[0] if 0 in self._layers else None
 
     def get_seq_length(self) -> int:
-        """`len(cache)`, by the name that transformers gives it."""
+        """Return `len(cache)`, under transformers' name for it."""
         return len(self)
 
     def update(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add (B, H, t, d) of new tokens; returns all, (B, H, T + t, d)."""
+        """Add the keys and values (B, H, t, d) of new tokens, and return those of all tokens, (B, H, T + t, d)."""
         seen = self._lengths.get(layer, 0)
         total = self._lengths[layer] = seen + key.shape[2]
         if torch.is_grad_enabled():
@@ -72,17 +72,17 @@ class KVCache:
         return buffer
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Row i becomes what row `rows[i]` was: beams that are followed and beams that are dropped."""
-        self._first = None  # or what is copied from here would stay beside its copies
+        """Row i takes the contents of the former row `rows[i]`: beam search keeps some beams and drops others."""
+        self._first = None  # otherwise the first buffers would stay in memory beside the copies
         self._layers = {at: (k.index_select(0, rows), v.index_select(0, rows)) for at, (k, v) in self._layers.items()}
         self.fixed = {at: (k.index_select(0, rows), v.index_select(0, rows)) for at, (k, v) in self.fixed.items()}
 
 
 def check_cache(cache: Any, batch: int) -> None:
-    """What a model was given as `past_key_values`: a `KVCache`, empty or of as many rows as the batch has.
+    """Check that `past_key_values` is a `KVCache`, either empty or with as many rows as the batch.
 
     Raises:
-        UsageError: anything else.
+        UsageError: it is not.
     """
     if not isinstance(cache, KVCache):
         raise UsageError(

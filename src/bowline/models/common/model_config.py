@@ -1,4 +1,4 @@
-"""A family's configuration: the Hub's keys as a frozen dataclass, and whatever else the file holds beside them."""
+"""The base of the families' configurations: frozen dataclasses with the Hub's keys, and all other keys kept."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["PreTrainedConfig", "frozen"]
 T = TypeVar("T")
 
 ALWAYS = ("vocab_size", "tie_word_embeddings", "pad_token_id", "eos_token_id", "bos_token_id")
-"""Keys that a file states even where they have their defaults: another reader's defaults may differ."""
+"""Keys that are written even at their defaults, because another reader's defaults may differ."""
 MOST = 2**31 - 1
-"""The largest size: tensors of more do not exist, and the product of two still has a number in torch."""
+"""The largest size: no tensor has more rows, and torch can still represent the product of two such sizes."""
 DEEPEST = 10_000
-"""The most layers."""
+"""The largest number of layers."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def frozen(cls: type[T]) -> type[T]:
-    """A frozen dataclass, but for `use_cache`, which says nothing of the model: transformers' Trainer sets it."""
+    """Make a frozen dataclass in which only `use_cache` can be set, because transformers' Trainer sets it."""
     made = dataclass(frozen=True, kw_only=True)(cls)
     made.__setattr__ = _set  # type: ignore[method-assign]
     return made
@@ -45,20 +45,20 @@ def _set(self: Any, name: str, value: Any) -> None:
 
 @frozen
 class PreTrainedConfig:
-    """What all families have. Keys and defaults are transformers'; a key that no field stands for is kept in `extra`.
+    """The fields of all families. Keys and defaults are transformers'; keys without a field are kept in `extra`.
 
-    `attribute_map` gives other names of a field (`hidden_size` of GPT-2's `n_embd`), for reading files and attributes.
-    Frozen: a copy with other values is `config.updated(...)`. Only what changes a model changes its config in place:
-    ties made or undone, a vocabulary resized, heads pruned.
+    `attribute_map` gives other names of a field (`hidden_size` for GPT-2's `n_embd`), for reading files and attributes.
+    Configs are frozen; `config.updated(...)` makes a copy with other values. Only functions that change a model change
+    its config in place: those that tie, untie, resize the vocabulary or prune heads.
 
     Raises:
-        ConfigError: a size below 1, a padding token outside of the vocabulary, a flag that is no truth value.
+        ConfigError: a size below 1, a padding token outside of the vocabulary, or a flag that is not true or false.
     """
 
     model_type: ClassVar[str] = ""
     attribute_map: ClassVar[Mapping[str, str]] = {}
     unsupported: ClassVar[Mapping[str, Any]] = {"add_cross_attention": False}
-    """Keys that are known and not built, each with the one value that is right: another is refused, not ignored."""
+    """Keys of unsupported features, each with its one allowed value; other values are refused."""
 
     vocab_size: int
     tie_word_embeddings: bool = True
@@ -67,11 +67,11 @@ class PreTrainedConfig:
     eos_token_id: int | list[int] | None = None
     decoder_start_token_id: int | None = None
     pad_logit: str = "keep"
-    """`"mask"`: the padding token's logit is -inf, in the loss and in generation, so that its row stays zero."""
+    """With `"mask"` the padding token's logit is -inf in the loss and in generation, so that its row stays zero."""
     embed_scale: float = 1.0
-    """What looked-up embeddings are multiplied by. Part of how a model is drawn: `bowline.recipes`."""
+    """The factor of looked-up embeddings. It belongs to the initialization: see `bowline.recipes`."""
     logit_scale: float = 1.0
-    """What logits are multiplied by, beside what the family does."""
+    """A factor of the logits, in addition to the family's own scaling."""
     num_labels: int = 2
     problem_type: str | None = None
     pruned_heads: Mapping[int, list[int]] = field(default_factory=dict)
@@ -110,21 +110,21 @@ class PreTrainedConfig:
                 )
 
     def check_sizes(self, *names: str) -> None:
-        """Each of them a whole number from 1 to `MOST`: a larger one is refused before anything is built."""
+        """Check that each is an integer from 1 to `MOST`. Larger sizes are refused before anything is built."""
         for name in names:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
                 self.refuse(name, f"a whole number from 1 to {MOST}")
 
     def check_depth(self, *names: str) -> None:
-        """Each of them a number of layers, which are built one by one: from 1 to `DEEPEST`."""
+        """Check that each is a number of layers from 1 to `DEEPEST`; layers are built one by one."""
         for name in names:
             self.check_sizes(name)
             if getattr(self, name) > DEEPEST:
                 self.refuse(name, f"a number of layers from 1 to {DEEPEST}")
 
     def check_numbers(self, *names: str, low: float = 0.0, high: float = math.inf) -> None:
-        """Each of them a number from `low` to `high`: `high=1.0` for dropout."""
+        """Check that each is a number from `low` to `high`, with `high=1.0` for dropout."""
         for name in names:
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -132,13 +132,13 @@ class PreTrainedConfig:
                 self.refuse(name, f"a number from {low:g}" + (f" to {high:g}" if high < math.inf else ""))
 
     def check_heads(self, width: str, heads: str) -> None:
-        """The width a multiple of the number of heads."""
+        """Check that the width is a multiple of the number of heads."""
         self.check_sizes(width, heads)
         if getattr(self, width) % getattr(self, heads):
             self.refuse(width, f"a multiple of {heads}, which is {getattr(self, heads)}")
 
     def check_flags(self, *names: str) -> None:
-        """Each of them true or false."""
+        """Check that each is true or false."""
         for name in names:
             if not isinstance(getattr(self, name), bool):
                 self.refuse(name, "true or false")
@@ -154,7 +154,7 @@ class PreTrainedConfig:
         if target is not None:
             return getattr(self, target)
         extra = self.__dict__.get("extra", {})
-        if name in extra and not name.startswith("__"):  # a file has no say in how its config is copied
+        if name in extra and not name.startswith("__"):  # a file must not change how its config is copied
             return extra[name]
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
@@ -164,11 +164,11 @@ class PreTrainedConfig:
         return (self.pad_token_id,) if self.pad_logit == "mask" and self.pad_token_id is not None else ()
 
     def updated(self, **values: Any) -> Self:
-        """A copy with other values, by any name that a key has in files.
+        """Return a copy with other values, under any name that a key has in files.
 
         Raises:
-            ConfigError: a value that means nothing.
-            UsageError: a name that is no key of this config.
+            ConfigError: an invalid value.
+            UsageError: a name that this config does not have.
         """
         known = {one.name for one in fields(self)} - {"extra"}
         changes: dict[str, Any] = {}
@@ -186,11 +186,10 @@ class PreTrainedConfig:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """The config that a `config.json` describes.
+        """Make the config from the content of a `config.json`.
 
         Raises:
-            ConfigError: a value that means nothing, a required key that is missing, or one key under two names that
-                disagree.
+            ConfigError: an invalid value, a missing required key, or one key under two names with different values.
         """
         if not isinstance(content, Mapping):
             raise ConfigError(f"a config of type {type(content).__name__}: expected an object, {{key: value}}")
@@ -206,12 +205,12 @@ class PreTrainedConfig:
                 )
             (values if name in known else extra)[name if name in known else key] = value
         extra.pop("model_type", None)
-        if "torch_dtype" in extra:  # its name before transformers 4.56
+        if "torch_dtype" in extra:  # the name of `dtype` before transformers 4.56
             values.setdefault("dtype", extra.pop("torch_dtype"))
         if isinstance(extra.get("id2label"), Mapping):
             values.setdefault("num_labels", len(extra["id2label"]))
         pruned = values.get("pruned_heads") or {}
-        if isinstance(pruned, Mapping):  # JSON has no keys but text
+        if isinstance(pruned, Mapping):  # JSON keys are strings
             values["pruned_heads"] = {int(at) if str(at).isdecimal() else at: heads for at, heads in pruned.items()}
         missing = [one.name for one in fields(cls) if _is_required(one) and one.name not in values]
         if missing:
@@ -223,7 +222,7 @@ class PreTrainedConfig:
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str]) -> Self:
-        """The config of a checkpoint: a directory, which need not have weights, a file of one, or a Hub repository."""
+        """Read the config of a checkpoint: a directory, with or without weights, a file, or a Hub repository."""
         if not isinstance(path, (str, os.PathLike)):
             raise UsageError(f"path={path!r:.60}: expected a directory, a file or org/name")
         alone = Path(path) / "config.json" if Path(path).name != "config.json" else Path(path)
@@ -238,10 +237,10 @@ class PreTrainedConfig:
             return cls.from_dict(checkpoint.config)
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `config.json`: every key of the family, what differs from the other defaults, and `extra`."""
+        """Return the content of `config.json`: the family's keys, other keys with a value of their own, and `extra`."""
         content: dict[str, Any] = {**copy.deepcopy(dict(self.extra)), "model_type": self.model_type}
         names = content.get("id2label")
-        if isinstance(names, Mapping) and len(names) != self.num_labels:  # they were another head's
+        if isinstance(names, Mapping) and len(names) != self.num_labels:  # the names belong to another head
             content = {key: value for key, value in content.items() if key not in ("id2label", "label2id")}
         for one in fields(self):
             value = getattr(self, one.name)
@@ -252,12 +251,12 @@ class PreTrainedConfig:
 
     @classmethod
     def stated(cls) -> tuple[str, ...]:
-        """The keys that a file of this family states always."""
+        """Return the keys that are always written for this family."""
         base = {one.name for one in fields(PreTrainedConfig)}
         return (*ALWAYS, *(one.name for one in fields(cls) if one.name not in base))
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
-        """Write `config.json` into `directory`, which is made where it is not there."""
+        """Write `config.json` into `directory`, which is made if it does not exist."""
         Path(directory).mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.to_dict(), indent=2, sort_keys=True)
         (Path(directory) / "config.json").write_text(text + "\n")

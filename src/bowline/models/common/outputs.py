@@ -1,4 +1,4 @@
-"""What the models return: named records, whose parts are reached by name or, those that are there, by position."""
+"""The outputs of models: records with parts by name, and by position among the parts that are not None."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Hidden = tuple[torch.Tensor, ...] | None
 
 @dataclass
 class ModelOutput:
-    """`output.loss`, `output["loss"]`, and `output[0]`: the first part that is there."""
+    """The base of all outputs. `output.loss` and `output["loss"]` are equal; `output[0]` is the first part not None."""
 
     def keys(self) -> tuple[str, ...]:
-        """The names of the parts that are there."""
+        """Return the names of the parts that are not None."""
         return tuple(one.name for one in fields(self) if getattr(self, one.name) is not None)
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """The parts that are there."""
+        """Return the parts that are not None."""
         return tuple(getattr(self, name) for name in self.keys())
 
     def __getitem__(self, key: str | int | slice) -> Any:
@@ -44,7 +44,7 @@ class ModelOutput:
 
 @dataclass
 class BaseOutput(ModelOutput):
-    """`last_hidden_state` (B, T, D); `pooler_output` (B, D); `past_key_values`; `hidden_states`, each (B, T, D)."""
+    """A model without a head: `last_hidden_state` and each of `hidden_states` (B, T, D), `pooler_output` (B, D)."""
 
     last_hidden_state: torch.Tensor | None = None
     pooler_output: torch.Tensor | None = None
@@ -54,7 +54,7 @@ class BaseOutput(ModelOutput):
 
 @dataclass
 class LMOutput(ModelOutput):
-    """`loss` (); `logits` (B, T, V); `past_key_values`; `hidden_states`, each (B, T, D)."""
+    """A language model: `loss` (), `logits` (B, T, V), and each of `hidden_states` (B, T, D)."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
@@ -64,7 +64,7 @@ class LMOutput(ModelOutput):
 
 @dataclass
 class PreTrainingOutput(ModelOutput):
-    """BERT's two losses in one: `prediction_logits` (B, T, V) and `seq_relationship_logits` (B, 2)."""
+    """BERT in pretraining: the summed `loss`, `prediction_logits` (B, T, V), `seq_relationship_logits` (B, 2)."""
 
     loss: torch.Tensor | None = None
     prediction_logits: torch.Tensor | None = None
@@ -74,7 +74,7 @@ class PreTrainingOutput(ModelOutput):
 
 @dataclass
 class ClassifierOutput(ModelOutput):
-    """`loss` (); `logits` (B, num_labels)."""
+    """A classifier: `loss` () and `logits` (B, num_labels)."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
@@ -83,7 +83,7 @@ class ClassifierOutput(ModelOutput):
 
 @dataclass
 class Seq2SeqOutput(ModelOutput):
-    """An encoder and a decoder: `logits` (B, U, V) with a head, else `last_hidden_state` (B, U, D); B sources of T."""
+    """An encoder-decoder: `logits` (B, U, V) with a head, else `last_hidden_state` (B, U, D)."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None

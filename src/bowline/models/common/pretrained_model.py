@@ -1,7 +1,7 @@
-"""What every family can do: be drawn, tied, resized, pruned, loaded and saved.
+"""The base class of all models: drawing, tying, resizing, pruning, loading and saving.
 
-`post_init` draws what a class adds and then ties: the order in which the threads meet it in transformers. Everything
-about ties, state and vocabularies is `bowline.nn`'s.
+`post_init` draws what a class adds and then ties, in the same order as transformers. `bowline.nn` handles ties, state
+and vocabularies.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["PreTrainedModel"]
 class PreTrainedModel(nn.Module):
     """A model with a config.
 
-    A family states, as class attributes: `ties`, {target: source}, gated by `config.tie_word_embeddings`;
-    `input_embeddings` and `output_embeddings`, the names of the modules at the two ends; `base_model_prefix`, the name
-    under which a class with a head holds the model without one, and which its tensors begin with.
+    A family declares these class attributes: `ties`, {target: source}, made if `config.tie_word_embeddings` is true;
+    `input_embeddings` and `output_embeddings`, the names of the table and of the head; `base_model_prefix`, the name
+    under which a class with a head holds the model without one, and with which the names of its tensors begin.
     """
 
     config: Any
@@ -41,9 +41,9 @@ class PreTrainedModel(nn.Module):
     output_embeddings: ClassVar[str | None] = None
     _keys_to_ignore_on_load_unexpected: ClassVar[tuple[str, ...]] = ()
     accepts_loss_kwargs: ClassVar[bool] = False
-    """For transformers' Trainer: the loss is the mean of the batch that it is given."""
+    """Tells transformers' Trainer that the loss is the mean over the given batch."""
     stand_ins: ClassVar[Mapping[str, str]] = {}
-    """{name: another}: where a file has no tensor of the first name, the second's is meant."""
+    """{name: another}: if a file has no tensor of the first name, the second one's values are used."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -52,21 +52,21 @@ class PreTrainedModel(nn.Module):
                 f"{type(self).__name__}({type(config).__name__}): expected a {self.config_class.__name__}",
                 help=f"{self.config_class.__name__}.from_dict reads a mapping",
             )
-        self.config = copy.copy(config)  # what changes the model changes this one, and not another model's
+        self.config = copy.copy(config)  # a copy, so that changes to this model do not affect another model
         self.gradient_checkpointing = False
-        self.loss_only = False  # True: a forward with `labels` returns no logits, which nobody in training reads
+        self.loss_only = False  # True: a forward with `labels` returns no logits, which training does not need
 
     # --- drawing and tying --------------------------------------------------------------------------------------------
 
     def post_init(self) -> None:
-        """The last line of every constructor: prune heads, draw, then tie. What is inside has drawn itself already."""
+        """End a constructor: prune heads, draw, then tie. Models inside this one have drawn themselves already."""
         for part in self.modules():
-            if "config" in part.__dict__:  # one for the whole
+            if "config" in part.__dict__:  # one config for the whole model
                 part.config = self.config
         self._prepare(self._own_modules())
 
     def init_weights(self) -> None:
-        """Draw everything anew, then tie."""
+        """Draw all parameters anew, then tie."""
         for part in self.modules():
             if isinstance(part, PreTrainedModel):
                 part._draw(part._own_modules())
@@ -76,7 +76,7 @@ class PreTrainedModel(nn.Module):
         if self.config.pruned_heads and not any(inner is not self for inner in self._inner()):
             self._check_heads(self.config.pruned_heads, ConfigError)
             self._prune(self.config.pruned_heads)
-        if not any(parameter.is_meta for parameter in self.parameters()):  # values are loaded later
+        if not any(parameter.is_meta for parameter in self.parameters()):  # on meta, values are loaded later
             self._draw(modules)
         self.tie_weights()
 
@@ -84,7 +84,7 @@ class PreTrainedModel(nn.Module):
         return (part for part in self.modules() if isinstance(part, PreTrainedModel))
 
     def _own_modules(self) -> list[nn.Module]:
-        """The modules that no `PreTrainedModel` inside this one has, the innermost first."""
+        """Return the modules that belong to no `PreTrainedModel` inside this one, innermost first."""
         theirs = {id(module) for part in self._inner() if part is not self for module in part.modules()}
         return [module for module in reversed(list(self.modules())) if id(module) not in theirs]
 
@@ -94,7 +94,7 @@ class PreTrainedModel(nn.Module):
             self._init_weights(module)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw one module's own parameters. A family adds what it draws in another way; children are drawn first."""
+        """Draw one module's own parameters, after those of its children. Families override this for their own draws."""
         std: float = getattr(self.config, "initializer_range", 0.02)
         if isinstance(module, nn.Linear):
             module.weight.normal_(std=std)
@@ -111,22 +111,22 @@ class PreTrainedModel(nn.Module):
                 module.bias.zero_()
 
     def tie_weights(self) -> None:
-        """Make the declared ends one parameter, if the config says so: after it, the head's weight *is* the table's."""
+        """Make each declared tie one parameter, if the config says so: the head's weight then *is* the table's."""
         if self.ties and self.config.tie_word_embeddings:
             tie_weights(self, dict(self.ties), on_conflict="source")
 
     # --- the two ends -------------------------------------------------------------------------------------------------
 
     def get_input_embeddings(self) -> nn.Module:
-        """The table in which ids are looked up."""
+        """Return the table in which ids are looked up."""
         return self.get_submodule(self.input_embeddings)
 
     def set_input_embeddings(self, new: nn.Module) -> None:
-        """Another table in its place; a tied head follows.
+        """Replace the table; a tied head follows.
 
         Raises:
-            TieError: a table of another shape, which a tied head cannot follow; the model is as it was.
-            UsageError: no module with a weight.
+            TieError: the table has another shape than the tied head; the model is left unchanged.
+            UsageError: `new` is not a module with a weight.
         """
         _check_end(new)
         before = self.get_input_embeddings()
@@ -138,15 +138,15 @@ class PreTrainedModel(nn.Module):
             raise
 
     def _put_table(self, new: nn.Module) -> None:
-        """The table under every name that the model has for it."""
+        """Put the table under every name that the model has for it."""
         self._set_module(self.input_embeddings, new)
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """The head that makes logits, or `None` where the class has none."""
+        """Return the head that makes logits, or `None` if the class has no head."""
         return self.get_submodule(self.output_embeddings) if self.output_embeddings else None
 
     def set_output_embeddings(self, new: nn.Module) -> None:
-        """Another head in its place. Under a true flag the next `tie_weights` makes it the table's again."""
+        """Replace the head. If `tie_word_embeddings` is true, the next `tie_weights` ties it to the table again."""
         if self.output_embeddings is None:
             raise UsageError(f"{type(self).__name__} has no head for tokens", help="choose a class that has one")
         _check_end(new)
@@ -159,7 +159,7 @@ class PreTrainedModel(nn.Module):
     def resize_token_embeddings(
         self, new_num_tokens: int, pad_to_multiple_of: int | None = None, new_rows: Any = "mean"
     ) -> nn.Module:
-        """Both ends, their biases and the config for `new_num_tokens` tokens (`bowline.nn.resize_vocab`)."""
+        """Resize table, head, biases and config to `new_num_tokens` tokens, by `bowline.nn.resize_vocab`."""
         resize_vocab(self, new_num_tokens, new_rows=new_rows, pad_to_multiple_of=pad_to_multiple_of)
         return self.get_input_embeddings()
 
@@ -173,16 +173,16 @@ class PreTrainedModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the first parameter is."""
+        """The device of the first parameter."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The first floating-point parameter's."""
+        """The dtype of the first floating-point parameter."""
         return next(parameter.dtype for parameter in self.parameters() if parameter.is_floating_point())
 
     def num_parameters(self, *, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """The numbers in the model, each storage counted once: a tied head adds none."""
+        """Count the numbers in the parameters. Each storage counts once, so a tied head adds nothing."""
         left_out = {
             id(module.weight) for module in self.modules() if exclude_embeddings and isinstance(module, nn.Embedding)
         }
@@ -193,10 +193,10 @@ class PreTrainedModel(nn.Module):
         )
 
     def prune_heads(self, heads_to_prune: Mapping[int, list[int]]) -> None:
-        """Remove attention heads, {layer: heads} as the config counts them; `config.pruned_heads` remembers.
+        """Remove attention heads, {layer: heads}, numbered as in the config; `config.pruned_heads` records them.
 
         Raises:
-            UsageError: a layer or head that is not there, or a layer left without any.
+            UsageError: a layer or head that does not exist, or a layer that would have no head left.
         """
         if not isinstance(heads_to_prune, Mapping) or not all(
             isinstance(heads, Collection) and not isinstance(heads, str) for heads in heads_to_prune.values()
@@ -231,18 +231,18 @@ class PreTrainedModel(nn.Module):
                 raise error(f"pruned_heads: all {count} heads of layer {at}", help="leave one of them")
 
     def _prune(self, heads: Mapping[int, list[int]]) -> None:
-        """Remove heads, counted as they are now; a family's model without a head says how."""
+        """Remove heads, numbered among those left now. A family's model without a head overrides this."""
         base = self.base_model
         if base is self:
             raise UsageError(f"{type(self).__name__} has no heads that can be pruned")
         base._prune(heads)
 
     def gradient_checkpointing_enable(self) -> None:
-        """Keep of each block its input alone, and compute the rest again in the backward pass."""
+        """Keep only each block's input, and compute the rest again in the backward pass."""
         self._set_checkpointing(True)
 
     def gradient_checkpointing_disable(self) -> None:
-        """Keep everything for the backward pass."""
+        """Keep all activations for the backward pass."""
         self._set_checkpointing(False)
 
     def _set_checkpointing(self, value: bool) -> None:
@@ -250,7 +250,7 @@ class PreTrainedModel(nn.Module):
             part.gradient_checkpointing = value
 
     def _run(self, block: Callable[..., Any], *args: Any) -> Any:
-        """One block, checkpointed where that is asked for and gradients are, but not with a cache, which fills once."""
+        """Run one block, with gradient checkpointing if enabled, but never with a cache, which must fill only once."""
         wanted = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         if not wanted or any(isinstance(arg, KVCache) for arg in args):
             return block(*args)
@@ -259,7 +259,7 @@ class PreTrainedModel(nn.Module):
     def _logits_and_loss(
         self, hidden: torch.Tensor, head: Any, labels: torch.Tensor | None, *, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Logits (B, T, V) of hidden (B, T, D), and the mean cross entropy where there are `labels` (B, T)."""
+        """Return logits (B, T, V) of `hidden` (B, T, D), and the mean cross entropy if `labels` (B, T) are given."""
         options = {"bias": bias, "logit_scale": self.config.logit_scale, "mask_ids": self.config.masked_ids}
         if labels is None:
             return linear_logits(hidden, head.weight, **options), None
@@ -272,16 +272,16 @@ class PreTrainedModel(nn.Module):
 
     @classmethod
     def from_config(cls, config: Any) -> Self:
-        """A model with drawn weights."""
+        """Make a model with newly drawn weights."""
         return cls(config)
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str], **options: Any) -> Any:
-        """A model with the weights of a checkpoint; the function `from_pretrained` has the options."""
+        """Load a model from a checkpoint; the function `from_pretrained` describes the options."""
         return from_pretrained(cls, path, **options)
 
     def save_pretrained(self, directory: str | os.PathLike[str], *, max_shard_size: str | int = "5GB") -> None:
-        """`bowline.nn.save_checkpoint`: files that this class and transformers' class of the same name load alike."""
+        """Save files that this class and transformers' class of the same name load, by `bowline.nn.save_checkpoint`."""
         save_checkpoint(self, directory, max_shard_size=max_shard_size)
 
 

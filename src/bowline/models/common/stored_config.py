@@ -1,4 +1,4 @@
-"""The config that a checkpoint holds, and the path that leads to it."""
+"""Reading the config of an open checkpoint, and checking a path before it is opened."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["checked_path", "stored_config"]
 
 
 def checked_path(path: Any) -> Any:
-    """A path or the name of a Hub repository.
+    """Return `path` if it is a path or the name of a Hub repository.
 
     Raises:
-        UsageError: anything else.
+        UsageError: it has another type.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise UsageError(f"path={path!r:.60}: expected a directory, a file or org/name")
@@ -25,10 +25,10 @@ def checked_path(path: Any) -> Any:
 
 
 def stored_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """The content of the checkpoint's `config.json`.
+    """Return the content of the checkpoint's `config.json`.
 
     Raises:
-        ConfigError: there is none, or it cannot be read, and why.
+        ConfigError: the file is missing or cannot be read; the message says why.
     """
     if checkpoint.config is None:
         seen = [lint.message for lint in checkpoint.lints if lint.kind is LintKind.CONFIG_MALFORMED]
