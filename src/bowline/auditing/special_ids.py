@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["special_ids"]
+from bowline.families.config_levels import TEXT_LEVELS, config_levels
 
-TEXT_LEVELS = ("text_config", "decoder", "encoder", "llm_config", "language_config")
+__all__ = ["special_ids"]
 
 
 def special_ids(config: Mapping[str, Any]) -> dict[str, int]:
@@ -18,11 +18,15 @@ def special_ids(config: Mapping[str, Any]) -> dict[str, int]:
         {'pad_token_id': 0, 'eos_token_id[0]': 2, 'eos_token_id[1]': 3, 'text_config.bos_token_id': 1}
     """
     found: dict[str, int] = {}
-    for key, value in config.items():
-        if key in TEXT_LEVELS and isinstance(value, Mapping):
-            found.update({f"{key}.{path}": number for path, number in special_ids(value).items()})
-        elif key.endswith("_token_id") and type(value) is int:
-            found[key] = value
-        elif key.endswith("_token_id") and isinstance(value, list):
-            found.update({f"{key}[{at}]": one for at, one in enumerate(value) if type(one) is int})
+    for keys, level in config_levels(config, is_level=_speaks_of_text):
+        for key, value in level.items():
+            path = ".".join((*keys, key))
+            if key.endswith("_token_id") and type(value) is int:
+                found[path] = value
+            elif key.endswith("_token_id") and isinstance(value, list):
+                found.update({f"{path}[{at}]": one for at, one in enumerate(value) if type(one) is int})
     return found
+
+
+def _speaks_of_text(key: str, value: Any) -> bool:
+    return key in TEXT_LEVELS and isinstance(value, Mapping)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bowline.families.config_levels import config_levels
 from bowline.families.declaration import Declaration, DeclaredTie, Flag, StatedSize
 from bowline.families.name_patterns import infer_ties, infer_vocabulary
 from bowline.families.transformers_table import ABSENT, ArchitectureFacts, Gate, Table, load_table, lookup
@@ -52,20 +53,17 @@ def stated_levels(config: Mapping[str, Any]) -> dict[str, bool]:
         >>> stated_levels({"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": False}})
         {'tie_word_embeddings': True, 'text_config.tie_word_embeddings': False}
     """
-    return {path: bool(value) for path, value in _levels(config, "")}
+    return {path: bool(value) for path, value in _levels(config)}
 
 
 def _not_boolean(config: Mapping[str, Any]) -> dict[str, object]:
-    return {path: value for path, value in _levels(config, "") if not isinstance(value, bool)}
+    return {path: value for path, value in _levels(config) if not isinstance(value, bool)}
 
 
-def _levels(config: Mapping[str, Any], prefix: str, depth: int = 0) -> Iterator[tuple[str, object]]:
-    if FLAG in config:
-        yield prefix + FLAG, config[FLAG]
-    if depth < 8:
-        for key, value in config.items():
-            if isinstance(value, Mapping):
-                yield from _levels(value, f"{prefix}{key}.", depth + 1)
+def _levels(config: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    for keys, level in config_levels(config):
+        if FLAG in level:
+            yield ".".join((*keys, FLAG)), level[FLAG]
 
 
 def _stated_architecture(config: Mapping[str, Any]) -> str | None:

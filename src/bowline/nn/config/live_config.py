@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import FrozenInstanceError, is_dataclass
 from typing import Any
 
 from torch import nn
 
+from bowline.families.config_levels import config_levels
 from bowline.families.quirks import ScaledBy, quirks_of
 
 __all__ = [
@@ -44,17 +45,20 @@ def text_config(config: Any) -> Any:
         return config
 
 
-def levels(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def levels(config: Any) -> Iterator[tuple[str, Any]]:
     """`config` and every config inside it, outermost first: dotted path (`""` for the root) and object."""
-    yield path, config
-    if path.count(".") < 8:
-        members = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
-        for key, value in members.items():
-            if not key.startswith("_") and _is_config(value):
-                yield from levels(value, f"{path}.{key}" if path else key)
+    for keys, level in config_levels(config, is_level=_is_level, members=_members):
+        yield ".".join(keys), level
 
 
-def _is_config(value: Any) -> bool:
+def _members(config: Any) -> Iterable[tuple[str, Any]]:
+    members: Mapping[str, Any] = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
+    return members.items()
+
+
+def _is_level(key: str, value: Any) -> bool:
+    if key.startswith("_"):
+        return False
     if isinstance(value, Mapping):
         return FLAG in value or "model_type" in value
     return hasattr(value, FLAG) or (is_dataclass(value) and not isinstance(value, type))
