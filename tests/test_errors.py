@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import pickle
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import bowline
 from bowline import errors
-from bowline.errors import BowlineError, CheckpointError
+from bowline.errors import BowlineError, CheckpointError, UsageError
 
 SOURCES = sorted(Path(bowline.__file__).parent.rglob("*.py"))
 CLASSES = [getattr(errors, name) for name in errors.__all__]
@@ -83,3 +84,14 @@ def test_nothing_is_printed_and_nothing_bare_is_caught(path: Path) -> None:
 def test_errors_survive_a_process_boundary_with_their_help() -> None:
     error = pickle.loads(pickle.dumps(CheckpointError("seen", help="way out")))
     assert (type(error), str(error)) == (CheckpointError, "seen (help: way out)")
+
+
+def test_errors_keep_the_name_of_their_argument_in_copies() -> None:
+    error = UsageError("top_k=0: expected a whole number from 1", argument="top_k")
+    for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (again.argument, again.arguments) == ("top_k", ("top_k",))
+
+
+def test_an_error_can_be_about_no_argument_and_about_two() -> None:
+    assert UsageError("as it is").arguments == ()
+    assert UsageError("one and two: choose", argument=("one", "two")).arguments == ("one", "two")

@@ -47,6 +47,8 @@ class BowlineError(Exception):
     """The root of every error that Bowline raises on purpose.
 
     `message` is one line: the place, what was seen, what was expected. `help` is the way out, also one line.
+    `argument` names the function's argument that the error is about, or several as a tuple; the message or the help
+    begins with it. The command line puts its own option in that place.
 
     Example:
         >>> error = BowlineError("config.json: expected an object, got a list", help="restore config.json")
@@ -54,10 +56,18 @@ class BowlineError(Exception):
         config.json: expected an object, got a list (help: restore config.json)
     """
 
-    def __init__(self, message: str, *, help: str | None = None) -> None:
+    def __init__(self, message: str, *, help: str | None = None, argument: str | tuple[str, ...] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.help = help
+        self.argument = argument
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """`argument` as a tuple, which is empty if the error names none."""
+        if self.argument is None:
+            return ()
+        return (self.argument,) if isinstance(self.argument, str) else self.argument
 
     def __str__(self) -> str:
         return f"{self.message} (help: {self.help})" if self.help else self.message

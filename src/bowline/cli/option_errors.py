@@ -1,11 +1,10 @@
-"""Errors of the library in the words of the command line: what is `top_k=0` there is `--top-k 0` here."""
+"""Errors of the library with the command line's options: `top_k=0` becomes `--top-k 0`."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, TypeVar
 
 from bowline.errors import BowlineError
@@ -27,10 +26,11 @@ Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
 def in_options(phrases: Mapping[str, str] | None = None) -> Callable[[Verb], Verb]:
-    """A verb whose errors name the options that were given, as they were given.
+    """Returns a decorator for a verb: an error about one of its options names it as it was given.
 
-    A name that was not given stays as the library has it: its value is from a file. `phrases` are what else is said
-    otherwise here.
+    The error names its arguments in `BowlineError.arguments`; one that names none may be about any given option. An
+    argument that was not given as an option keeps the library's name, because its value is from a file. `phrases` maps
+    other texts of the library to the verb's own.
     """
 
     def wrap(verb: Verb) -> Verb:
@@ -42,26 +42,32 @@ def in_options(phrases: Mapping[str, str] | None = None) -> Callable[[Verb], Ver
                 verb(*arguments, **options)
             except BowlineError as error:
                 values = signature.bind(*arguments, **options).arguments
-                given = [name for name, value in values.items() if value != signature.parameters[name].default]
-                told = functools.partial(_told, given=given, phrases=phrases or {})
-                raise type(error)(told(error.message), help=error.help and told(error.help)) from None
+                given = {
+                    name.removesuffix("_")
+                    for name, value in values.items()
+                    if value != signature.parameters[name].default
+                }
+                if not given:
+                    raise
+                names = given.intersection(error.arguments or given)
+                say = functools.partial(_with_options, names=names, phrases=phrases or {})
+                raise type(error)(
+                    say(error.message), help=error.help and say(error.help), argument=error.argument
+                ) from None
 
         return run  # type: ignore[return-value]
 
     return wrap
 
 
-def _told(text: str, given: list[str], phrases: Mapping[str, str]) -> str:
-    if not given:
-        return text
+def _with_options(text: str, names: Set[str], phrases: Mapping[str, str]) -> str:
+    """Puts options in place of the arguments that a text begins with: `one=1: ...`, `one and two: ...`."""
     for phrase, option in phrases.items():
         text = text.replace(phrase, option)
-    names = "|".join(name.removesuffix("_") for name in given)
-    text = re.sub(rf"(?<![\w.-])({names})=('[^']*'|[^\s:;,)]+)", lambda at: f"{_option(at[1])} {at[2]}", text)
-    for one in (rf"^({names})(?= and [\w-]+[: ])", rf"(?<= and )({names})(?=: )"):  # "tokenizer and vocab_size: ..."
-        text = re.sub(one, lambda at: _option(at[1]), text, count=1)
-    return text
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    subject, colon, rest = text.partition(": ")
+    parts = [part.partition("=") for part in subject.split(" and ")]
+    options = [
+        f"--{name.replace('_', '-')}{' ' if equals else ''}{value}" if name in names else f"{name}{equals}{value}"
+        for name, equals, value in parts
+    ]
+    return " and ".join(options) + colon + rest

@@ -141,7 +141,7 @@ def compare(
     for what, sizes in (("vocab_size", vocab_sizes), ("hidden_size", hidden_sizes)):
         wrong = [size for size in sizes or () if size < 2]
         if wrong:
-            raise UsageError(f"{what}={wrong[0]}: expected at least 2")
+            raise UsageError(f"{what}={wrong[0]}: expected at least 2", argument=what)
     if num_layers < 1 or draws < 0:
         raise UsageError(f"{num_layers} layers and {draws} draws: expected at least 1 layer, and 0 draws or more")
     chosen = [named(recipe) for recipe in recipes] if recipes else recipes_of(family)

@@ -109,7 +109,7 @@ class TrainConfig:
         data: Any = self.data
         data = (data,) if isinstance(data, str) else tuple(data) if isinstance(data, (list, tuple)) else data
         if not isinstance(data, tuple) or not data or not all(isinstance(one, str) and one for one in data):
-            raise UsageError(f"data={self.data!r:.60}: expected stdlib, or files and directories")
+            raise UsageError(f"data={self.data!r:.60}: expected stdlib, or files and directories", argument="data")
         object.__setattr__(self, "data", data)
         object.__setattr__(self, "model", dict(self.model) if isinstance(self.model, Mapping) else self.model)
         self._among("family", FAMILIES)
@@ -118,24 +118,26 @@ class TrainConfig:
         self._among("head_bias", (None, *HEAD_BIASES))
         self._among("recipe", (None, *RECIPES))
         if not isinstance(self.model, dict):
-            raise UsageError(f"model={self.model!r:.60}: expected {{key of the model's config: value}}")
+            raise UsageError(
+                f"model={self.model!r:.60}: expected {{key of the model's config: value}}", argument="model"
+            )
         for name, least in (("vocab_size", 64), ("length", 4), ("batch_size", 1), ("held_out_tokens", 1)):
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31
             if not whole and not (value is None and name != "held_out_tokens"):
-                raise UsageError(f"{name}={value!r:.60}: expected a whole number from {least}")
+                raise UsageError(f"{name}={value!r:.60}: expected a whole number from {least}", argument=name)
         for name in ("held_out_share", "mask_share"):
             share = getattr(self, name)
             real = not isinstance(share, bool) and isinstance(share, (int, float)) and 0 < share < 1
             if not real and not (share is None and name == "mask_share"):
-                raise UsageError(f"{name}={share!r:.60}: expected a number above 0 and below 1")
+                raise UsageError(f"{name}={share!r:.60}: expected a number above 0 and below 1", argument=name)
         for name in ("tokenizer", "init_from"):
             if getattr(self, name) is not None and not (isinstance(getattr(self, name), str) and getattr(self, name)):
-                raise UsageError(f"{name}={getattr(self, name)!r:.60}: expected a directory")
+                raise UsageError(f"{name}={getattr(self, name)!r:.60}: expected a directory", argument=name)
         for name in ("tie", "strict"):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (value is None and name == "tie"):
-                raise UsageError(f"{name}={value!r:.60}: expected true or false")
+                raise UsageError(f"{name}={value!r:.60}: expected true or false", argument=name)
         self._contradictions()
         self.settings()
 
@@ -145,7 +147,9 @@ class TrainConfig:
             close = get_close_matches(str(value), [str(one) for one in known], n=1)
             expected = ", ".join(str(one) for one in known if one is not None)
             raise UsageError(
-                f"{name}={value!r:.60}: expected one of {expected}", help=f"perhaps {close[0]}" if close else None
+                f"{name}={value!r:.60}: expected one of {expected}",
+                help=f"perhaps {close[0]}" if close else None,
+                argument=name,
             )
 
     def _contradictions(self) -> None:
@@ -157,32 +161,42 @@ class TrainConfig:
             ("init_from", "model", "a checkpoint has its own config", "leave one of them out"),
         ):
             if getattr(self, one) and getattr(self, other):
-                raise UsageError(f"{one} and {other}: {why}", help=way_out)
+                raise UsageError(f"{one} and {other}: {why}", help=way_out, argument=(one, other))
         if self.head_bias is not None and self.init_from is not None:
-            raise UsageError("init_from and head_bias: the checkpoint's bias was trained", help="leave --head-bias out")
+            raise UsageError(
+                "init_from and head_bias: the checkpoint's bias was trained",
+                help="leave --head-bias out",
+                argument=("init_from", "head_bias"),
+            )
         if self.untie_at_step is not None and self.tie is False:
             raise UsageError(
-                "untie_at_step and tie=false: there is no tie to undo", help="leave --untie or --untie-at-step out"
+                "untie_at_step and tie=false: there is no tie to undo",
+                help="leave --untie or --untie-at-step out",
+                argument=("untie_at_step", "tie"),
             )
         if self.head_bias is not None and self.family in ("gpt2", "t5"):
             raise UsageError(
                 f"head_bias={self.head_bias!r}: the head of a {self.family} has no bias",
                 help="bert and lstm have one; of the others the table itself has to learn how often tokens come",
+                argument="head_bias",
             )
         if self.mask_share is not None and self.family in ("gpt2", "lstm"):
             raise UsageError(
                 f"mask_share={self.mask_share!r:.60}: a {self.family} is trained without masks",
                 help="bert and t5 have them",
+                argument="mask_share",
             )
         if self.mask_share is not None and self.family == "t5" and self.mask_share > MOST_HIDDEN:
             raise UsageError(
                 f"mask_share={self.mask_share!r:.60}: expected at most {MOST_HIDDEN} of a t5's tokens",
                 help="what stands between the holes is all that its encoder reads",
+                argument="mask_share",
             )
         if self.pad_logit == "mask" and self.family in ("gpt2", "lstm"):
             raise UsageError(
                 f"pad_logit='mask': a {self.family} is trained without padding, so that no row is one for it",
                 help="bert and t5 have a padding token",
+                argument="pad_logit",
             )
 
     @property
@@ -214,7 +228,10 @@ class TrainConfig:
         names = {one.name for one in fields(TrainerSettings)} & {one.name for one in fields(self)}
         settings = TrainerSettings(**{name: self.value(name) for name in names})
         if settings.untie_at_step is not None and settings.untie_at_step >= settings.steps:
-            raise UsageError(f"untie_at_step={settings.untie_at_step}: expected fewer than the {settings.steps} steps")
+            raise UsageError(
+                f"untie_at_step={settings.untie_at_step}: expected fewer than the {settings.steps} steps",
+                argument="untie_at_step",
+            )
         return settings
 
     def to_dict(self) -> dict[str, Any]:

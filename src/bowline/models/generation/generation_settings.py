@@ -97,7 +97,11 @@ def settings_for(
     if early_stopping not in (True, False, "never"):
         _refuse("early_stopping", early_stopping, "True, False or 'never'")
     if do_sample and num_beams > 1:
-        raise UsageError(f"do_sample=True and num_beams={num_beams}: beams are not sampled", help="choose one of them")
+        raise UsageError(
+            f"do_sample=True and num_beams={num_beams}: beams are not sampled",
+            help="choose one of them",
+            argument=("do_sample", "num_beams"),
+        )
     if not do_sample and (temperature != 1 or top_k is not None or top_p is not None):
         raise UsageError("temperature, top_k and top_p shape what is drawn, and do_sample is False", help="set it True")
 
@@ -155,7 +159,11 @@ def settings_for(
 def _new_tokens(model: Any, prompt: int, new: int | None, total: int | None) -> int:
     """The most tokens that may be new; a decoder behind an encoder begins with one, its start token."""
     if new is not None and total is not None:
-        raise UsageError(f"max_new_tokens={new} and max_length={total}", help="give one of them")
+        raise UsageError(
+            f"max_new_tokens={new} and max_length={total}",
+            help="give one of them",
+            argument=("max_new_tokens", "max_length"),
+        )
     if new is not None:
         _whole("max_new_tokens", new, 1)
     cross = model.config.is_encoder_decoder
@@ -179,6 +187,7 @@ def _new_tokens(model: Any, prompt: int, new: int | None, total: int | None) -> 
         raise UsageError(
             f"a prompt of {prompt} tokens and {new} new ones, and the table of positions has {table}",
             help=f"max_new_tokens={table - prompt + 1} at most, or a shorter prompt",
+            argument="max_new_tokens",
         )
     return new
 
@@ -234,4 +243,4 @@ def _tokens(name: str, given: Any) -> tuple[int, ...]:
 
 
 def _refuse(name: str, value: Any, expected: str, help: str | None = None) -> NoReturn:
-    raise UsageError(f"{name}={value!r:.60}: expected {expected}", help=help)
+    raise UsageError(f"{name}={value!r:.60}: expected {expected}", help=help, argument=name)

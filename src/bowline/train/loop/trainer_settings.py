@@ -83,14 +83,14 @@ class TrainerSettings:
         self._check_number("min_learning_rate", most=1.0)
         for name in ("bf16", "activation_checkpointing", "compile"):
             if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"{name}={getattr(self, name)!r:.60}: expected True or False")
+                raise UsageError(f"{name}={getattr(self, name)!r:.60}: expected True or False", argument=name)
         betas: Any = self.betas
         if (
             not isinstance(betas, (tuple, list))
             or len(betas) != 2
             or not all(_is_number(b) and 0 <= b < 1 for b in betas)
         ):
-            raise UsageError(f"betas={betas!r:.60}: expected two numbers from 0, below 1")
+            raise UsageError(f"betas={betas!r:.60}: expected two numbers from 0, below 1", argument="betas")
         object.__setattr__(self, "betas", (float(betas[0]), float(betas[1])))  # JSON has lists
 
     @property
@@ -118,14 +118,15 @@ class TrainerSettings:
     def _check_whole(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-            raise UsageError(f"{name}={value!r:.60}: expected a whole number from {least}")
+            raise UsageError(f"{name}={value!r:.60}: expected a whole number from {least}", argument=name)
 
     def _check_number(self, name: str, *, above: float | None = None, most: float = math.inf) -> None:
         value = getattr(self, name)
         low = 0.0 if above is None else above
         if not _is_number(value) or value < low or (above is not None and value == above) or value > most:
             expected = f"a number {'from' if above is None else 'above'} {low:g}"
-            raise UsageError(f"{name}={value!r:.60}: expected {expected}{f' to {most:g}' if most < math.inf else ''}")
+            upper = f" to {most:g}" if most < math.inf else ""
+            raise UsageError(f"{name}={value!r:.60}: expected {expected}{upper}", argument=name)
 
 
 def _is_number(value: object) -> bool:
