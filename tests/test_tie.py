@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from bowline import Tie, TieState
+from bowline.tie import owner_chain
 
 HEAD_ON_WTE = Tie("lm_head.weight", "transformer.wte.weight")
 
@@ -39,3 +40,20 @@ def test_the_states_are_those_of_the_design() -> None:
         "SHARED", "ALIAS", "EQUAL", "DIVERGED", "INCOMPATIBLE", "TARGET_MISSING", "SOURCE_MISSING", "BOTH_MISSING"
     ]  # fmt: skip
     assert all(state.name == state.value for state in TieState)
+
+
+def test_a_chain_ends_with_the_owner() -> None:
+    sources = {"a": "b", "b": "c"}
+    assert [owner_chain(name, sources)[-1] for name in ("a", "b", "c", "elsewhere")] == ["c", "c", "c", "elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "chain"),
+    [
+        ({"a": "a"}, ("a", "a")),
+        ({"a": "b", "b": "a"}, ("a", "b", "a")),
+        ({"a": "b", "b": "c", "c": "b"}, ("a", "b", "c", "b")),
+    ],
+)
+def test_a_cycle_ends_the_chain_where_it_closes(sources: dict[str, str], chain: tuple[str, ...]) -> None:
+    assert owner_chain("a", sources) == chain

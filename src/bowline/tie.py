@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Tie", "TieState"]
+__all__ = ["Tie", "TieState", "owner_chain"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,3 +52,21 @@ class TieState(StrEnum):
     """Only the target is there."""
     BOTH_MISSING = "BOTH_MISSING"
     """Neither is there."""
+
+
+def owner_chain(name: str, sources: Mapping[str, str]) -> tuple[str, ...]:
+    """A name, its source, that one's source and so on: the last name owns the matrix.
+
+    `sources` maps each target to its source. In a cycle nobody owns the matrix: the chain then ends with the first name
+    that comes a second time.
+
+    Example:
+        >>> owner_chain("head", {"head": "decoder", "decoder": "shared"})
+        ('head', 'decoder', 'shared')
+        >>> owner_chain("head", {"head": "decoder", "decoder": "head"})
+        ('head', 'decoder', 'head')
+    """
+    chain = [name]
+    while chain[-1] in sources and chain[-1] not in chain[:-1]:
+        chain.append(sources[chain[-1]])
+    return tuple(chain)

@@ -10,7 +10,7 @@ from bowline.families.config_levels import config_levels
 from bowline.families.declaration import Declaration, DeclaredTie, Flag, StatedSize
 from bowline.families.name_patterns import infer_ties, infer_vocabulary
 from bowline.families.transformers_table import ABSENT, ArchitectureFacts, Gate, Table, load_table, lookup
-from bowline.tie import Tie
+from bowline.tie import Tie, owner_chain
 
 __all__ = ["FLAG", "FLAGS", "resolve", "stated_levels"]
 
@@ -137,23 +137,14 @@ def _declared_ties(
         made[loader] = _from_roots(asked)
     ties = [_declared_tie(tie, gates[target], config, architecture) for target, tie in listed.items()]
     chain = {one.tie.target: one.tie.source for one in ties if one.asked[max(gates[one.tie.target])]}
-    return tuple(replace(one, tie=Tie(one.tie.target, _root(one.tie.source, chain))) for one in ties), made
+    return tuple(replace(one, tie=Tie(one.tie.target, owner_chain(one.tie.source, chain)[-1])) for one in ties), made
 
 
 def _from_roots(asked: Sequence[Tie]) -> tuple[Tie, ...]:
-    """Ties that hang on each other (a <- b, b <- c), each from the owner at the end of its chain."""
+    """The same ties, each with the owner at the end of its chain as its source (a <- b, b <- c: both from c)."""
     chain = {tie.target: tie.source for tie in asked}
-    rooted = (Tie(tie.target, _root(tie.source, chain)) for tie in asked)
+    rooted = (Tie(tie.target, owner_chain(tie.source, chain)[-1]) for tie in asked)
     return tuple(tie for tie in rooted if tie.source != tie.target)
-
-
-def _root(name: str, chain: Mapping[str, str]) -> str:
-    """The owner at the end of the chain, from target to source, on which a name hangs."""
-    passed: set[str] = set()
-    while name in chain and name not in passed:
-        passed.add(name)
-        name = chain[name]
-    return name
 
 
 def _declared_tie(

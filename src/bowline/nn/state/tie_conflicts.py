@@ -14,7 +14,7 @@ from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.shared_parameters import shared_ties
 from bowline.nn.ties.tensor_comparison import difference, state_of
 from bowline.nn.tree.slots import Slot
-from bowline.tie import Tie, TieState
+from bowline.tie import Tie, TieState, owner_chain
 
 __all__ = ["OnConflict", "Resolution", "resolve_ties"]
 
@@ -71,9 +71,7 @@ def _knots(model: nn.Module, known: Mapping[str, Slot]) -> dict[str, list[str]]:
     roots: dict[str, str] = {}
 
     def root(name: str) -> str:
-        while name in roots:
-            name = roots[name]
-        return name
+        return owner_chain(name, roots)[-1]
 
     declared = declared_ties(model, known=known)
     for tie in (*declared, *shared_ties(model, known, beside=declared)):

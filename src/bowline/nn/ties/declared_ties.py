@@ -13,7 +13,7 @@ from torch import nn
 from bowline.errors import TieError
 from bowline.nn.config.live_config import flag_of, text_config
 from bowline.nn.tree.slots import Slot, named_modules, slots
-from bowline.tie import Tie
+from bowline.tie import Tie, owner_chain
 
 __all__ = ["Ties", "as_ties", "declared_ties"]
 
@@ -193,10 +193,8 @@ def _from_roots(ties: Iterable[Tie]) -> tuple[Tie, ...]:
 
 
 def _root(name: str, sources: Mapping[str, str]) -> str:
-    passed = [name]
-    while name in sources:
-        name = sources[name]
-        if name in passed:
-            raise TieError(f"{' <- '.join([*passed, name])}: a cycle", help="one of them must own its matrix")
-        passed.append(name)
-    return name
+    """The owner at the end of the chain; raise a `TieError` if the chain is a cycle."""
+    chain = owner_chain(name, sources)
+    if chain[-1] in chain[:-1]:
+        raise TieError(f"{' <- '.join(chain)}: a cycle", help="one of them must own its matrix")
+    return chain[-1]
