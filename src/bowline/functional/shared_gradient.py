@@ -1,167 +1,279 @@
-"""Where two gradients of one matrix meet in one buffer: one end makes a dense gradient, the other adds to it in place.
+"""One gradient buffer for both ends of a tied matrix, without a second (V, D) for the lookup.
 
-While a backward pass runs, autograd keeps what a matrix has been given so far in the input buffer of the node that the
-gradients of the matrix lead to: AccumulateGrad for a parameter, the node that made it for any other. The first dense
-gradient to arrive is that buffer, the tensor itself and no copy. So an end that has only a few rows to add may write
-them there and return no gradient of its own.
+A lookup's gradient has few rows, a head's is dense. `Meeting` is a node of the autograd graph between the matrix and
+its ends: the gradients of the heads flow into it, and lookups leave their rows with it. Autograd runs it after every
+end that takes part in the backward pass. It adds the rows to the sum of the dense gradients and passes the result on to
+the matrix. Optimizers, hooks and DDP see one dense, whole gradient.
 
-`offer` leaves a weak reference to a dense gradient on the node, with the number of the pass. `take` gives the tensor
-back while it is the buffer and nothing else: the same node, input and pass, no graph of the gradient asked for, and one
-owner by the reference counts, which is autograd. What those are where nobody else holds the tensor is measured once, on
-a matrix of six numbers; where torch keeps its buffers in another way, nothing is ever given back. One case is not told:
-autograd has added the gradient to another that came before, and something of torch's, no variable of Python, has kept
-it, as a hook on the head's node that makes it another tensor's `grad`. What is added to it then is lost.
+The rows are added in place if reference counts show that nobody but autograd holds the dense gradient. Otherwise they
+are added to a copy. The counts decide only whether a copy is made: a gradient that somebody holds is neither changed
+nor lost. `_counts_of_one_owner` measures once, on a matrix of six numbers, what the counts are if nobody else holds the
+gradient. If torch counts in another way, every gradient is copied.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from functools import cache
+from sys import getrefcount
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.weak import TensorWeakRef
 
-from bowline.functional.kernels.function_transforms import is_batched
+from bowline.functional.kernels.function_transforms import in_torch_func, is_batched
+from bowline.functional.kernels.row_sums import add_rows, summed_rows
 
-__all__ = ["offer", "take"]
+__all__ = ["Rows", "head_weight", "leave_rows", "meeting"]
 
-SLOT = "bowline.dense_gradient"
-
-
-class Offer(NamedTuple):
-    """A dense gradient that its maker has returned in the pass, not kept alive by this."""
-
-    backward_pass: int
-    gradient: TensorWeakRef
-
-    def tensor(self, backward_pass: int) -> torch.Tensor | None:
-        """None where the pass is another one, or where the tensor is gone: autograd has added it to another."""
-        return self.gradient() if self.backward_pass == backward_pass else None
+SLOT = "bowline.meeting"
 
 
-def offer(ctx: Any, position: int, gradient: torch.Tensor) -> None:
-    """Say, in a Function's backward, that it returns `gradient` for the matrix that was its tensor `position`.
+class Rows(NamedTuple):
+    """The gradient (N, D) of looked-up rows, and their ids (N,); rows at padding_idx (-1: none) count as 0."""
 
-    To be called last: the Function returns this very tensor, keeps no other reference to it and never writes to it
-    again. Costs microseconds, keeps nothing alive, and changes nothing where no end takes it.
+    ids: torch.Tensor
+    gradient: torch.Tensor
+    padding_idx: int
+
+    def dense(self, size: int) -> torch.Tensor:
+        return summed_rows(self.gradient, self.ids, size, self.padding_idx)
+
+    def add_to(self, table: torch.Tensor) -> None:
+        add_rows(table, self.ids, self.gradient, padding_idx=self.padding_idx)
+
+
+def meeting(weight: torch.Tensor) -> torch.Tensor | None:
+    """The edge that a lookup of the weight is applied to: a tensor (V, D) without values whose node is a `Meeting`.
+
+    The lookup keeps it alive; while it does, `head_weight` and later lookups of the same weight use it too.
+
+    Returns:
+        None if the lookup should be `F.embedding`: no gradient is wanted, or the pass is compiled, traced, transformed
+        by torch.func, differentiated forward, on a tensor subclass, or on another CUDA stream than the default one.
+    """
+    if not _can_meet(weight):
+        return None
+    edge = _live(weight)
+    if edge is None:
+        node, place = _node(weight)
+        function: Any = Meeting  # `apply` has no types
+        edge = function.apply(weight, None)
+        node.metadata[SLOT, place] = TensorWeakRef(edge)
+    return edge
+
+
+def head_weight(weight: torch.Tensor) -> torch.Tensor:
+    """The weight as a head should use it: an alias whose gradient flows into the weight's `Meeting`.
+
+    Without a live meeting, the weight itself.
+    """
+    edge = _live(weight) if _can_meet(weight) else None
+    if edge is None:
+        return weight
+    function: Any = _Alias
+    alias: torch.Tensor = function.apply(edge, weight.detach())
+    return alias
+
+
+def leave_rows(edge: torch.Tensor, ids: torch.Tensor, gradient: torch.Tensor, padding_idx: int) -> bool:
+    """Leave the gradient of looked-up rows with the edge's `Meeting`, from the backward pass of a lookup.
 
     Args:
-        ctx: the Function's own.
-        position: the matrix's place among the tensors that the Function was applied to (others are not counted).
-        gradient: dense and contiguous; of another kind it is not offered.
+        edge: the one that the lookup was applied to.
+        ids: (...) of integers.
+        gradient: (..., D), of the rows.
+        padding_idx: rows at this id count as 0; -1 for none.
+
+    Returns:
+        False if nothing was left. The lookup then returns a dense gradient: a graph of the gradient is wanted
+        (`create_graph`), or the gradient is compiled, batched, or on another CUDA stream than the default one.
     """
-    if torch.compiler.is_compiling() or not _usable(gradient):
-        return
-    at = _meeting(ctx, position)
-    if at is None or _counts_of_one_owner() is None:
-        return
-    slot, key, backward_pass = at
-    before: Offer | None = slot.get(key)
-    if before is None or before.tensor(backward_pass) is None:  # to one that arrived first, autograd adds the others
-        slot[key] = Offer(backward_pass, TensorWeakRef(gradient))
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return False
+    if type(gradient) is not torch.Tensor or is_batched(gradient) or not _on_default_stream(gradient):
+        return False
+    backward_pass = _backward_pass()
+    if backward_pass < 0:
+        return False
+    node: Any = edge.grad_fn
+    rows = Rows(ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1]), padding_idx)
+    node.left.setdefault(backward_pass, []).append(rows)
+    return True
 
 
-def take(ctx: Any, position: int) -> torch.Tensor | None:
-    """In a Function's backward, the dense gradient of its tensor `position` that autograd holds, to be added to.
+class Meeting(torch.autograd.Function):
+    """weight (V, D) to an edge (V, D) that holds one number in memory; saves no tensors, so it may run many times."""
 
-    Or None, where there is none or somebody else holds it too. What is added to it must not be returned as well.
-    Several ends may take it one after the other. Arguments as for `offer`.
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, trial: _Trial | None) -> torch.Tensor:
+        left: dict[int, list[Rows]] = {}  # by pass: threads may run one graph at once
+        ctx.left, ctx.trial, ctx.size = left, trial, len(weight)
+        ctx.set_materialize_grads(False)
+        return weight.new_empty(()).expand(weight.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return grads[0], None
+        left = ctx.left.pop(_backward_pass(), None)
+        if left is None:
+            return grads[0], None
+        if grads[0] is None:
+            return _summed(left[0].dense(ctx.size), left[1:]), None
+        if not _is_plain(grads[0]):
+            return _summed(left[0].dense(ctx.size), left[1:]) + grads[0], None  # torch adds a sparse one in this order
+        counts = _counts(grads[0])
+        if ctx.trial is not None:
+            ctx.trial.counts = counts
+        elif counts != _counts_of_one_owner():
+            return _summed(_copy(grads[0]), left), None
+        return _summed(grads[0], left), None
+
+
+class _Alias(torch.autograd.Function):
+    """The edge of a meeting and the weight's values, both (V, D), to the weight whose gradient goes to the meeting."""
+
+    @staticmethod
+    def forward(ctx: Any, edge: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+def _summed(table: torch.Tensor, left: list[Rows]) -> torch.Tensor:
+    """The table, after the rows are added to it in place."""
+    for rows in left:
+        rows.add_to(table)
+    return table
+
+
+def _copy(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _can_meet(weight: torch.Tensor) -> bool:
+    jit: Any = torch.jit
+    if torch.compiler.is_compiling() or jit.is_tracing() or in_torch_func():
+        return False
+    if not torch.is_grad_enabled() or not weight.requires_grad or type(weight) not in (torch.Tensor, nn.Parameter):
+        return False
+    if weight.device.type not in ("cpu", "cuda") or not _on_default_stream(weight):
+        return False
+    return torch.autograd.forward_ad.unpack_dual(weight).tangent is None
+
+
+def _live(weight: torch.Tensor) -> torch.Tensor | None:
+    """The edge of the weight's meeting that a lookup keeps alive, or None.
+
+    It is found on the node that the weight's gradient leads to, so it never belongs to another graph of the weight. A
+    meeting where rows lie is not used again: if their pass has failed, they are freed with its graph.
     """
-    if torch.compiler.is_compiling():
+    node, place = _node(weight)
+    reference: TensorWeakRef | None = node.metadata.get((SLOT, place))
+    edge = None if reference is None else reference()
+    if edge is None:
         return None
-    at = _meeting(ctx, position)
-    if at is None:
+    made: Any = edge.grad_fn
+    fits = (edge.shape, edge.dtype, edge.device) == (weight.shape, weight.dtype, weight.device)
+    return edge if fits and not made.left else None
+
+
+def _node(weight: torch.Tensor) -> tuple[Any, int]:
+    """The node that the weight's gradient leads to, and its input there. Hold it: a parameter does not."""
+    return get_gradient_edge(weight)[:2]
+
+
+def _backward_pass() -> int:
+    """The number of the backward pass that runs in this thread; -1 outside one, or if this torch does not tell."""
+    number: Any = getattr(torch._C, "_current_graph_task_id", None)
+    return -1 if number is None else number()
+
+
+def _on_default_stream(tensor: torch.Tensor) -> bool:
+    """Whether work on the tensor's device is queued on its default stream; True on the CPU."""
+    if tensor.device.type != "cuda":
+        return True
+    return bool(torch.cuda.current_stream(tensor.device) == torch.cuda.default_stream(tensor.device))
+
+
+def _is_plain(gradient: torch.Tensor) -> bool:
+    """Whether it is a dense tensor with memory of its own, which `_copy` or an addition in place may handle."""
+    return type(gradient) is torch.Tensor and gradient.layout == torch.strided and not is_batched(gradient)
+
+
+def _counts(gradient: torch.Tensor) -> tuple[int, int, int] | None:
+    """How many hold the tensor in Python and in C++, and how many tensors share its memory; callers included.
+
+    None if it cannot be written to in place.
+    """
+    if gradient.requires_grad or not gradient.is_contiguous():
         return None
-    slot, key, backward_pass = at
-    found: Offer | None = slot.get(key)
-    gradient = None if found is None else found.tensor(backward_pass)
-    if gradient is None or not _usable(gradient) or _counts(gradient) != _counts_of_one_owner():
-        return None
-    return gradient
-
-
-def _meeting(ctx: Any, position: int) -> tuple[dict[Any, Any], tuple[str, int], int] | None:
-    """The dictionary of the node that the gradient leads to, the key of the input there, and the pass; or None."""
-    number = getattr(torch._C, "_current_graph_task_id", None)
-    if number is None or torch.is_grad_enabled():  # enabled where a graph of the gradient is asked for
-        return None
-    backward_pass = number()
-    node, place = ctx.next_functions[position]
-    metadata = getattr(node, "metadata", None)
-    return None if backward_pass < 0 or metadata is None else (metadata, (SLOT, place), backward_pass)
-
-
-def _usable(gradient: torch.Tensor) -> bool:
-    """A plain dense tensor with memory; on a GPU, which is at work on its default stream: others are waited for."""
-    if type(gradient) is not torch.Tensor or gradient.layout != torch.strided or gradient.requires_grad:
-        return False
-    if is_batched(gradient):
-        return False
-    if gradient.device.type == "cuda":
-        here, usual = torch.cuda.current_stream(gradient.device), torch.cuda.default_stream(gradient.device)
-        return gradient.is_contiguous() and here == usual
-    return gradient.is_contiguous() and gradient.device.type == "cpu"
-
-
-def _counts(gradient: torch.Tensor) -> tuple[int, int, int]:
-    """How many hold the tensor in Python, how many in C++, and how many tensors its memory has; callers included."""
     torchs: Any = torch._C  # not by `untyped_storage()`, which the memory counts as one more owner from then on
     owners: Any = gradient
-    return sys.getrefcount(gradient), owners._use_count(), torchs._storage_Use_Count(torchs._storage_address(gradient))
+    try:
+        in_memory = torchs._storage_Use_Count(torchs._storage_address(gradient))
+        return getrefcount(gradient), owners._use_count(), in_memory
+    except (AttributeError, TypeError):  # a torch without one of the private functions, or with another of its name
+        return None
 
 
 @cache
-def _counts_of_one_owner() -> tuple[int, int, int] | None:
-    """`_counts` of a gradient that autograd's buffer alone holds; None where this torch does not let it be written to.
+def _counts_of_one_owner() -> tuple[int, int, int]:
+    """`_counts` of a gradient that nobody but autograd holds; zeros, which no gradient has, if counts do not tell.
 
-    In a thread of its own, which has no mode, hook or autocast of the caller's.
+    In a thread of its own, which has none of the caller's modes, hooks or autocast.
     """
-    found: list[tuple[int, int, int] | None] = []
+    found: list[tuple[int, int, int]] = []
 
     def measure() -> None:
-        try:
-            with torch.enable_grad():
-                found.append(_measured())
-        except Exception:  # a torch without one of the private functions
-            found.append(None)
+        with torch.enable_grad():
+            found.append(_measured())
 
     thread = threading.Thread(target=measure, name="bowline-shared-gradient")
     thread.start()
     thread.join()
-    return found[0]
+    return found[0] if found else NEVER
 
 
-def _measured() -> tuple[int, int, int] | None:
+NEVER = (0, 0, 0)
+
+
+def _measured() -> tuple[int, int, int]:
     alone, sums, same = _Trial().run()
     held, _, _ = _Trial(keep_in_python=True).run()
     stored, _, _ = _Trial(keep_in_torch=True).run()
-    return alone if sums and same and alone is not None and alone not in (held, stored) else None
+    return alone if sums and same and alone is not None and alone not in (held, stored) else NEVER
 
 
 class _Trial:
-    """One pass over a matrix with a dense gradient of ones, to which ones are added where autograd holds it."""
+    """One backward pass over a matrix of zeros: a head whose gradient is ones, and a lookup of row 0."""
 
     def __init__(self, *, keep_in_python: bool = False, keep_in_torch: bool = False) -> None:
         self.keep_in_python, self.keep_in_torch = keep_in_python, keep_in_torch
         self.kept: list[Any] = []
-        self.reference: TensorWeakRef | None = None
         self.address = -1
         self.counts: tuple[int, int, int] | None = None
 
     def run(self) -> tuple[tuple[int, int, int] | None, bool, bool]:
-        """The counts, whether the sum is right, and whether the gradient lies in the memory of the dense one."""
+        """The counts, whether the sum is right, and whether the sum lies in the memory of the head's gradient."""
         matrix = torch.zeros(3, 2, dtype=torch.float32, device="cpu", requires_grad=True)
-        ends: tuple[Any, Any] = _Few, _Dense  # `apply` has no types; the later one's backward runs first
-        sum(end.apply(matrix, self) for end in ends).backward()
+        functions: tuple[Any, ...] = Meeting, _Alias, _TrialLookup, _TrialHead  # `apply` has no types
+        meet, alias, lookup, head = (function.apply for function in functions)
+        edge = meet(matrix, self)
+        (lookup(edge) + head(alias(edge, matrix.detach()), self)).backward()
         gradient = matrix.grad
         if gradient is None:
             return self.counts, False, False
-        return self.counts, bool((gradient == 2).all()), gradient.data_ptr() == self.address
+        return self.counts, gradient.tolist() == [[2, 2], [1, 1], [1, 1]], gradient.data_ptr() == self.address
 
     def given(self, gradient: torch.Tensor) -> None:
-        self.reference, self.address = TensorWeakRef(gradient), gradient.data_ptr()
+        self.address = gradient.data_ptr()
         if self.keep_in_python:
             self.kept.append(gradient)
         if self.keep_in_torch:
@@ -169,14 +281,8 @@ class _Trial:
             holder.grad = gradient
             self.kept.append(holder)
 
-    def added(self) -> None:
-        gradient = None if self.reference is None else self.reference()
-        if gradient is not None:
-            self.counts = _counts(gradient)
-            gradient.add_(1)
 
-
-class _Dense(torch.autograd.Function):
+class _TrialHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: torch.Tensor, trial: _Trial) -> torch.Tensor:
         ctx.trial, ctx.shape = trial, matrix.shape
@@ -189,13 +295,14 @@ class _Dense(torch.autograd.Function):
         return gradient, None
 
 
-class _Few(torch.autograd.Function):
+class _TrialLookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, matrix: torch.Tensor, trial: _Trial) -> torch.Tensor:
-        ctx.trial = trial
-        return matrix.sum()
+    def forward(ctx: Any, edge: torch.Tensor) -> torch.Tensor:
+        ctx.edge = edge
+        return torch.zeros((), dtype=torch.float32, device="cpu")
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.trial.added()
-        return None, None
+        ids = torch.zeros(1, dtype=torch.int64, device="cpu")
+        leave_rows(ctx.edge, ids, torch.ones(1, 2, dtype=torch.float32, device="cpu"), -1)
+        return None

@@ -1,17 +1,15 @@
-"""The input end of a tied matrix: a lookup whose gradient is added to the output head's, in the head's own buffer."""
+"""The lookup of a tied matrix, whose gradient is added to the output head's in one buffer."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.errors import UsageError
-from bowline.functional.kernels.function_transforms import in_torch_func
-from bowline.functional.kernels.row_sums import add_rows, summed_rows
-from bowline.functional.shared_gradient import offer, take
+from bowline.functional.kernels.row_sums import summed_rows
+from bowline.functional.shared_gradient import leave_rows, meeting
 
 __all__ = ["tied_embedding"]
 
@@ -19,14 +17,14 @@ __all__ = ["tied_embedding"]
 def tied_embedding(ids: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None) -> torch.Tensor:
     """weight[ids], as `F.embedding`: ids (...) of integers, weight (V, D), the result (..., D) in the weight's dtype.
 
-    In the backward pass the rows' gradients, those of one id summed in float32 or wider, are added to the dense
-    gradient of the same matrix that an output head has offered in the same pass
-    (`bowline.functional.shared_gradient`), and no second (V, D) is made. Where there is none, or it is not certain that
-    autograd alone holds it, the gradient is that of `F.embedding`. What an optimizer, a hook or DDP sees is dense, and
-    whole when they see it.
+    In the backward pass the gradients of the rows, those of one id summed in float32 or wider, are added to the dense
+    gradient that `linear_cross_entropy` gives the same matrix in the same pass, and no second (V, D) is made
+    (`bowline.functional.shared_gradient`). If something else holds the head's gradient, the rows are added to a copy.
+    Without a head's gradient, the gradient is that of `F.embedding`. Optimizers, hooks on the matrix and DDP see one
+    dense gradient, the sum of both ends.
 
-    Under torch.compile, torch.func's transforms, tracing and forward differentiation, and for tensor subclasses, it is
-    `F.embedding`.
+    It is `F.embedding` under torch.compile, torch.func's transforms, tracing and forward differentiation, for tensor
+    subclasses, and on another CUDA stream than the default one.
 
     Args:
         ids: rows of the matrix.
@@ -51,20 +49,23 @@ def tied_embedding(ids: torch.Tensor, weight: torch.Tensor, padding_idx: int | N
     size = weight.shape[0]
     if padding_idx is not None and not -size <= padding_idx < size:
         raise UsageError(f"padding_idx={padding_idx} for weight {tuple(weight.shape)}: expected {-size} to {size - 1}")
-    if _left_to_torch(ids, weight):
+    edge = meeting(weight) if type(ids) is torch.Tensor else None
+    if edge is None:
         return F.embedding(ids, weight, padding_idx)
     lookup: Any = _Lookup  # `apply` has no types
-    rows: torch.Tensor = lookup.apply(ids, weight, -1 if padding_idx is None else padding_idx % size)
+    rows: torch.Tensor = lookup.apply(ids, weight.detach(), edge, -1 if padding_idx is None else padding_idx % size)
     return rows
 
 
 class _Lookup(torch.autograd.Function):
-    """ids (...), weight (V, D), padding_idx or -1, to (..., D)."""
+    """ids (...), the weight's values (V, D), the edge of its meeting (V, D), padding_idx or -1, to (..., D)."""
 
     @staticmethod
-    def forward(ctx: Any, ids: torch.Tensor, weight: torch.Tensor, padding_idx: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, ids: torch.Tensor, weight: torch.Tensor, edge: torch.Tensor, padding_idx: int
+    ) -> torch.Tensor:
         ctx.save_for_backward(ids)
-        ctx.size, ctx.padding_idx = weight.shape[0], padding_idx
+        ctx.edge, ctx.padding_idx = edge, padding_idx
         ctx.set_materialize_grads(False)
         return F.embedding(ids, weight)
 
@@ -72,29 +73,8 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         (gradient,) = grads
         if gradient is None:
-            return None, None, None
+            return None, None, None, None
         (ids,) = ctx.saved_tensors
-        shared = take(ctx, 1) if type(gradient) is torch.Tensor else None
-        if shared is not None:
-            rows = gradient.reshape(-1, gradient.shape[-1])
-            add_rows(shared, ids.reshape(-1), rows, padding_idx=ctx.padding_idx)
-            return None, None, None
-        of_weight = summed_rows(gradient, ids, ctx.size, ctx.padding_idx)
-        offer(ctx, 1, of_weight)  # to the next lookup of the same matrix
-        return None, of_weight, None
-
-
-def _left_to_torch(ids: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Where there is no backward pass of our own to come, or none in which a Function can take part."""
-    jit: Any = torch.jit
-    if torch.compiler.is_compiling() or jit.is_tracing():
-        return True
-    if not torch.is_grad_enabled() or not weight.requires_grad:
-        return True
-    if (
-        type(ids) is not torch.Tensor
-        or type(weight) not in (torch.Tensor, nn.Parameter)
-        or weight.device.type == "meta"
-    ):
-        return True
-    return in_torch_func() or torch.autograd.forward_ad.unpack_dual(weight).tangent is not None
+        if leave_rows(ctx.edge, ids, gradient, ctx.padding_idx):
+            return None, None, None, None
+        return None, None, summed_rows(gradient, ids, len(ctx.edge), ctx.padding_idx), None

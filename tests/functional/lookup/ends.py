@@ -1,4 +1,4 @@
-"""Two ends of one matrix, a head of few lines that offers its gradient, and the truth: two untied ends in float64."""
+"""Two ends of one matrix, with a head of few lines, and the true gradient: that of two untied ends in float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.functional.shared_gradient import offer
+from bowline.functional import shared_gradient
+from bowline.functional.shared_gradient import head_weight
 from bowline.functional.tied_lookup import tied_embedding
 
 V, D, N = 13, 4, 9
@@ -37,13 +38,12 @@ class Head(torch.autograd.Function):
         of_weight = grads[0].t() @ hidden
         if not torch.compiler.is_compiling():
             addresses.append(of_weight.data_ptr())
-        offer(ctx, 1, of_weight)
         return grads[0] @ weight, of_weight
 
 
 def head(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     function: Any = Head
-    logits: torch.Tensor = function.apply(hidden, weight)
+    logits: torch.Tensor = function.apply(hidden, head_weight(weight))
     return logits
 
 
@@ -85,23 +85,31 @@ def truth(weight: torch.Tensor, ids: torch.Tensor, padding_idx: int | None = Non
 
 
 @contextmanager
-def dense_gradients(number: int, size: int = V) -> Iterator[None]:
-    """So many lookups make a dense gradient inside.
+def dense_gradients(number: int, size: int = V, copies: int = 0) -> Iterator[None]:
+    """So many dense gradients are made for lookups inside, and so many gradients of heads are copied.
 
-    Counted at the function that makes it: under a dispatch mode autograd never adds in place, and shares less.
+    Counted at the functions that make them: under a dispatch mode autograd never adds in place, and shares less.
     """
     made: list[int] = []
+    copied: list[int] = []
 
     def counting(rows: torch.Tensor, ids: torch.Tensor, rows_of_result: int, padding_idx: int) -> torch.Tensor:
         made.extend([rows_of_result] * (rows_of_result == size))
         result: torch.Tensor = dense(rows, ids, rows_of_result, padding_idx)
         return result
 
-    dense = module.summed_rows
+    def counting_copies(gradient: torch.Tensor) -> torch.Tensor:
+        copied.append(len(gradient))
+        return copy(gradient)
+
+    dense, copy = module.summed_rows, shared_gradient._copy
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "summed_rows", counting)
+        for place in (module, shared_gradient):
+            patch.setattr(place, "summed_rows", counting)
+        patch.setattr(shared_gradient, "_copy", counting_copies)
         yield
     assert len(made) == number, f"{len(made)} dense gradients of lookups were made, expected {number}"
+    assert len(copied) == copies, f"{len(copied)} gradients of heads were copied, expected {copies}"
 
 
 def near(gradient: torch.Tensor | None, expected: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.functional.shared_gradient import offer
+from bowline.functional.shared_gradient import head_weight
 from bowline.functional.tied_lookup import tied_embedding
 from tests.functional.lookup.ends import (
     D,
@@ -98,7 +98,7 @@ def test_a_graph_that_is_kept_gives_the_same_again(model: Model) -> None:
     assert torch.equal(first, kept)  # what was given out is not written to again
 
 
-def test_what_another_pass_has_offered_is_replaced() -> None:
+def test_every_pass_over_a_kept_graph_shares_the_gradient() -> None:
     weight = matrix(torch.float64)
     loss = tied(plain, weight)
     for _ in range(3):
@@ -164,7 +164,7 @@ def test_a_graph_of_the_gradient_takes_the_dense_path() -> None:
 
 
 def test_a_graph_of_the_gradient_is_not_written_to_whatever_the_head_says() -> None:
-    """It returns a gradient without a graph, and offers it."""
+    """It returns a gradient without a graph."""
 
     class Detached(torch.autograd.Function):
         @staticmethod
@@ -176,12 +176,11 @@ def test_a_graph_of_the_gradient_is_not_written_to_whatever_the_head_says() -> N
         def backward(ctx: Any, *grads: Any) -> Any:
             hidden, weight = ctx.saved_tensors
             of_weight = (grads[0].t() @ hidden).detach()
-            offer(ctx, 1, of_weight)
             return grads[0] @ weight, of_weight
 
     weight, function = matrix(torch.float64), Detached
     to_logits: Any = function.apply
-    loss = loss_of(to_logits(body(tied_embedding(tokens(), weight)), weight))
+    loss = loss_of(to_logits(body(tied_embedding(tokens(), weight)), head_weight(weight)))
     with dense_gradients(1):
         (first,) = torch.autograd.grad(loss, weight, create_graph=True)
     near(first.detach(), untied(plain, weight))

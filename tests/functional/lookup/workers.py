@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from bowline.functional import shared_gradient
 from tests.functional.lookup.ends import addresses, body, head, loss_of, matrix, module, tokens
 
 BATCHES = 3
@@ -40,7 +41,7 @@ def batch(rank: int, step: int) -> torch.Tensor:
 
 
 def train(kind: str, rank: int) -> dict[str, Any]:
-    """The gradient after batches whose gradients are added, and how many heads and dense lookups there were."""
+    """The gradient after batches whose gradients are added, how many heads and how many dense lookups or copies."""
     model: Any = Tied()
     if kind.startswith("fsdp"):
         from torch.distributed.device_mesh import init_device_mesh
@@ -50,22 +51,28 @@ def train(kind: str, rank: int) -> dict[str, Any]:
     else:
         model = nn.parallel.DistributedDataParallel(model, **KINDS[kind])
     dense: list[int] = []
-    make = module.summed_rows
+    make, copy = module.summed_rows, shared_gradient._copy
 
     def counting(*args: Any) -> torch.Tensor:
         dense.append(args[2])
         result: torch.Tensor = make(*args)
         return result
 
+    def counting_copies(gradient: torch.Tensor) -> torch.Tensor:
+        dense.append(len(gradient))
+        return copy(gradient)
+
     addresses.clear()
-    module.summed_rows = counting  # type: ignore[attr-defined]
+    module.summed_rows = shared_gradient.summed_rows = counting  # type: ignore[assignment, attr-defined]
+    shared_gradient._copy = counting_copies
     for step in range(BATCHES):
         if step == 1 and "without sync" in kind:
             with model.no_sync():
                 model(batch(rank, step)).backward()
         else:
             model(batch(rank, step)).backward()
-    module.summed_rows = make  # type: ignore[attr-defined]
+    module.summed_rows = shared_gradient.summed_rows = make  # type: ignore[attr-defined]
+    shared_gradient._copy = copy
     found = {name.removeprefix("module."): parameter.grad for name, parameter in model.named_parameters()}
     gradient: Any = found["weight"]
     if hasattr(gradient, "full_tensor"):

@@ -19,7 +19,6 @@ from bowline.functional.loss.float16_scaling import Lift, lifted, lowered
 from bowline.functional.loss.loss_options import Options
 from bowline.functional.loss.once_differentiable import first_order_only
 from bowline.functional.loss.resource_limits import Resources, current
-from bowline.functional.loss.weight_gradient import weight_gradient
 
 __all__ = ["chunked_losses", "chunked_total"]
 
@@ -100,7 +99,7 @@ class _AtOnce(torch.autograd.Function):
         of_hidden, of_bias = (_times(one, by, ctx.allowed) for one in (found.of_hidden, found.of_bias))
         of_weight = _times(found.of_weight, by_weight, ctx.allowed)
         of_factors = losses * of_total if ctx.needs_input_grad[4] else None
-        return of_hidden, weight_gradient(ctx, of_weight), of_bias, None, of_factors, None, None
+        return of_hidden, of_weight, of_bias, None, of_factors, None, None
 
 
 def _times(gradient: torch.Tensor | None, factor: torch.Tensor, allowed: Resources) -> torch.Tensor | None:
@@ -133,4 +132,4 @@ class _Again(torch.autograd.Function):
             of_loss = torch.zeros_like(labels, dtype=torch.promote_types(hidden.dtype, torch.float32))
         job = Job(hidden, weight, bias, labels, ctx.options, ctx.allowed, _wanted(ctx), of_loss, of_lse)
         found = sweep(job, skip=of_lse is None)
-        return found.of_hidden, weight_gradient(ctx, found.of_weight), found.of_bias, None, None, None
+        return found.of_hidden, found.of_weight, found.of_bias, None, None, None

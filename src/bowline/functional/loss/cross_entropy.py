@@ -26,6 +26,7 @@ from bowline.functional.loss.loss_options import (
 from bowline.functional.loss.peer_backends import PEERS, peer_loss
 from bowline.functional.loss.reference import position_weights, reduced, reference_losses
 from bowline.functional.loss.torch_backend import torch_losses
+from bowline.functional.shared_gradient import head_weight
 
 __all__ = ["linear_cross_entropy"]
 
@@ -101,6 +102,8 @@ def linear_cross_entropy(
     check_labels(labels, len(weight), options)
     total = reduction != "none" and not return_lse
     name = pick(hidden, weight, total, return_logits, backend, bias, labels)
+    if name in ("chunked", "logits"):
+        weight = head_weight(weight)
     ends = hidden, weight, bias
     dtype = _autocast_dtype(hidden, weight, name)
     if dtype is not None:

@@ -13,7 +13,6 @@ from bowline.functional.loss.logits import linear_logits
 from bowline.functional.loss.loss_options import Options
 from bowline.functional.loss.once_differentiable import first_order_only
 from bowline.functional.loss.reference import without
-from bowline.functional.loss.weight_gradient import weight_gradient
 
 __all__ = ["kept_losses"]
 
@@ -134,7 +133,7 @@ class _Head(torch.autograd.Function):
         if of_some is not None and rows is not None:
             of_some = torch.zeros_like(hidden).index_copy_(0, rows, of_some)
         of_hidden = None if of_some is None else of_some.view(shape)
-        return of_hidden, weight_gradient(ctx, of_weight), of_bias, None, None
+        return of_hidden, of_weight, of_bias, None, None
 
 
 def _has_values(labels: torch.Tensor) -> bool:

@@ -7,9 +7,8 @@ from unittest.mock import patch
 
 import torch
 
-from bowline.functional import tied_lookup
+from bowline.functional import shared_gradient
 from bowline.functional.deferred import DeferredLogits, Product
-from bowline.functional.shared_gradient import take
 
 __all__ = ["CONFIGS", "IDS", "LABELS", "V", "built", "deferred_of", "ends", "logits_of", "step", "taken"]
 
@@ -69,15 +68,20 @@ def logits_of(output: Any) -> Any:
 
 
 def taken(model: Any, call: Any = None) -> list[int]:
-    """The addresses of the gradients that lookups found and added to in a step."""
+    """The addresses of the gradients of heads to which lookups' rows were added in a step, none of them a copy."""
     found: list[int] = []
+    add: Any = shared_gradient.__dict__["add_rows"]
 
-    def noted(*args: Any) -> Any:
-        gradient = take(*args)
-        found.extend([] if gradient is None else [gradient.data_ptr()])
-        return gradient
+    def noted(table: torch.Tensor, *args: Any, **more: Any) -> None:
+        found.append(table.data_ptr())
+        add(table, *args, **more)
 
-    with patch.object(tied_lookup, "take", noted):
+    shared_gradient._counts_of_one_owner()  # its rows are no lookup's
+    with (
+        patch.object(shared_gradient, "add_rows", noted),
+        patch.object(shared_gradient, "_copy", side_effect=AssertionError("a head's gradient was copied")),
+        patch.object(shared_gradient, "summed_rows", side_effect=AssertionError("no head's gradient had arrived")),
+    ):
         step(model, call)
     return found
 
