@@ -1,4 +1,4 @@
-"""BERT, GPT-2, T5 and the tied LSTM: complete, compact, with transformers' names and tensors."""
+"""BERT, GPT-2, T5 and the tied LSTM, with the class names and tensor names of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The class that a checkpoint asks for, by its config."""
+"""Choosing the model class of a checkpoint by its config."""
 
 from __future__ import annotations
 
@@ -26,41 +26,42 @@ FAMILIES = {
     "LSTMModel": "lstm",
     "LSTMLMHeadModel": "lstm",
 }
-"""Each class, and the file that it is in."""
+"""Each class, and the module that defines it."""
 WITH_HEAD = {
     "bert": "BertForMaskedLM",
     "gpt2": "GPT2LMHeadModel",
     "t5": "T5ForConditionalGeneration",
     "lstm": "LSTMLMHeadModel",
 }
-"""For each model_type, what a config without a class that is here gets."""
+"""The class for each model_type if `architectures` names no class of `FAMILIES`."""
 
 
 def load(path: str | os.PathLike[str], **options: Any) -> Any:
-    """The model in a checkpoint, of the class its config names; `options` are those of `from_pretrained`.
+    """Load a checkpoint with the class that its config names; `options` are those of `from_pretrained`.
 
     Raises:
-        ConfigError: no config, or one of a model that is not here.
-        CheckpointError: it cannot be read.
+        ConfigError: no config, or the config of a model that Bowline does not have.
+        CheckpointError: the checkpoint cannot be read.
     """
     return class_at(path).from_pretrained(path, **options)
 
 
 def load_config(path: str | os.PathLike[str]) -> Any:
-    """The config of a checkpoint, of its family's class.
+    """Load the config of a checkpoint with its family's config class.
 
     Raises:
-        ConfigError: no config, or one of a model that is not here.
+        ConfigError: no config, or the config of a model that Bowline does not have.
     """
     return class_at(path).config_class.from_pretrained(path)
 
 
 def model_class(config: Mapping[str, Any]) -> Any:
-    """The class for the content of a `config.json`: of its `architectures`, the first that is here; else its
-    model_type's class with a head.
+    """Return the model class for the content of a `config.json`.
+
+    It is the first of the `architectures` that Bowline has, or else the class with a head for the `model_type`.
 
     Raises:
-        ConfigError: neither is here.
+        ConfigError: Bowline has neither.
 
     Example:
         >>> model_class({"model_type": "gpt2", "architectures": ["GPT2DoubleHeadsModel"]}).__name__
@@ -81,7 +82,7 @@ def model_class(config: Mapping[str, Any]) -> Any:
 
 
 def class_at(path: str | os.PathLike[str]) -> Any:
-    """The class for the checkpoint at `path`; its weights are not read. Raises as `load` does."""
+    """Return the model class for the checkpoint at `path` without reading weights. Raises the errors of `load`."""
     with open_checkpoint(checked_path(path)) as checkpoint:
         config = stored_config(checkpoint)
         try:

@@ -1,4 +1,4 @@
-"""Text in, text out: a checkpoint with its own tokenizer. What the command line does."""
+"""Generating text and filling masks with a checkpoint and its tokenizer, for the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["GENERATION", "filled_text", "text_pieces"]
 
 GENERATION = "generation_config.json"
 NEW_TOKENS = 40
-"""Where no number is given."""
+"""The default number of new tokens."""
 
 
 def text_pieces(
@@ -37,18 +37,18 @@ def text_pieces(
     max_new_tokens: int | None = None,
     **options: Any,
 ) -> Iterator[str]:
-    """The text and what follows it, piece by piece as it comes; behind an encoder, what follows alone.
+    """Yield `text` and its continuation in pieces as they are generated; encoder-decoders yield only their output.
 
-    A space at the end of the text is not given to the model where it is a token of its own: to byte-level models a
-    space belongs to the word after it, so the first new token is one that begins with it.
-    Where no `max_new_tokens` are given there are 40 at most, or as many as the table of positions has room for.
-    `options` are those of `GenerationMixin.generate`; beams come as one piece. Where they say nothing of `do_sample`,
-    the checkpoint's `generation_config.json` says whether tokens are drawn, and how.
+    If a space at the end of the text is a token of its own, it is removed, and the first new token must begin with a
+    space: in byte-level models a space belongs to the word after it.
+    The default of `max_new_tokens` is 40, or fewer if the table of positions has less room.
+    `options` are those of `GenerationMixin.generate`; beam search yields one piece. If `options` do not have
+    `do_sample`, the checkpoint's `generation_config.json` says whether and how tokens are drawn.
 
     Raises:
-        UsageError: a model that does not generate, no tokenizer, a text without tokens, a device that is not there, a
-            seed where nothing is drawn.
-        CheckpointError: a checkpoint that lacks a part of the model, which would be drawn at random.
+        UsageError: a model that does not generate, no tokenizer, a text without tokens, a device that does not exist,
+            or a seed although nothing is drawn.
+        CheckpointError: the checkpoint lacks a part of the model, which would be drawn at random.
     """
     cls = class_at(path)
     if not issubclass(cls, GenerationMixin):
@@ -76,7 +76,7 @@ def text_pieces(
         options["generator"] = torch.Generator(model.device).manual_seed(seed)
     options["max_new_tokens"] = _room(model, len(ids)) if max_new_tokens is None else max_new_tokens
     prompt = torch.tensor([ids], device=model.device)
-    options["attention_mask"] = torch.ones_like(prompt)  # the text is all there is: nothing in it is padding
+    options["attention_mask"] = torch.ones_like(prompt)  # no token of the text is padding
     if options.get("num_beams", 1) == 1:
         new: Any = model.stream(prompt, **options)
     else:
@@ -85,15 +85,15 @@ def text_pieces(
 
 
 def _room(model: Any, prompt: int) -> int:
-    """The usual number of new tokens, or what fits behind the prompt: the last one needs no position."""
+    """Return the default number of new tokens, limited by the positions left; the last token needs none."""
     table = None if model.config.is_encoder_decoder else getattr(model.config, "max_position_embeddings", None)
     return NEW_TOKENS if table is None else max(1, min(NEW_TOKENS, table - prompt + 1))
 
 
 def _stated_draws(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """How `generation_config.json` says that tokens are drawn; nothing, where they are not.
+    """Return the sampling options of `generation_config.json`, or nothing if it does not ask for sampling.
 
-    As transformers has it, they are drawn from the likeliest 50 where it does not say, and from all where it says 0.
+    As in transformers, a missing `top_k` means the 50 likeliest tokens, and 0 means all tokens.
     """
     if Path(path).is_dir():
         content = _generation_config(LocalDirectory(path))
@@ -116,14 +116,14 @@ def _generation_config(files: FileSet) -> dict[str, Any]:
 
 
 def filled_text(path: str | os.PathLike[str], text: str, *, top_k: int = 5, device: str = "cpu") -> list[FilledMask]:
-    """`fill_mask` with the model and the tokenizer of a checkpoint.
+    """Fill the masks of `text` with the model and the tokenizer of a checkpoint, by `fill_mask`.
 
     Raises:
-        UsageError: a model that fills no masks, no tokenizer, no mask in the text, a device that is not there.
-        CheckpointError: a checkpoint that lacks a part of the model, which would be drawn at random.
+        UsageError: a model that cannot fill masks, no tokenizer, no mask in the text, a device that does not exist.
+        CheckpointError: the checkpoint lacks a part of the model, which would be drawn at random.
     """
     cls = class_at(path)
-    if cls.__name__ == "BertForPreTraining":  # both of its heads are in the file; one is of use here
+    if cls.__name__ == "BertForPreTraining":  # the file has two heads, of which this needs one
         cls = BertForMaskedLM
     if issubclass(cls, GenerationMixin) or cls.output_embeddings is None:
         raise UsageError(

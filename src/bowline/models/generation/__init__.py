@@ -1,4 +1,4 @@
-"""Text from models: greedy, sampled, by beams, as a stream; masks filled in."""
+"""Generation: greedy, sampled, by beam search, as a stream; and filling masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beam search as transformers has it, in the same arithmetic: a batch, its length penalty, its early stopping."""
+"""Beam search with transformers' arithmetic: batches, length penalty, early stopping."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from bowline.models.generation.token_choice import ended, penalised
 __all__ = ["beam_search"]
 
 NEVER = -1.0e9
-"""The score of what is not there. Added, not set: among themselves such beams keep their order."""
+"""The penalty of beams that must not be chosen. It is added, so that these beams keep their order."""
 
 
 @torch.no_grad()
 def beam_search(model: Any, input_ids: torch.Tensor, mask: torch.Tensor | None, settings: Settings) -> torch.Tensor:
-    """The best of `num_beams` hypotheses for each row: (B, T) to (B, T + new), padded after the end.
+    """Return the best of `num_beams` hypotheses for each row: (B, T) to (B, T + new), padded after the end.
 
-    score = sum of log p / length ** length_penalty, the length counting new tokens only. A row is done when no running
-    beam can do better than the worst of its finished ones, as the current length has it (`early_stopping=False`) or
-    the most favourable one ("never"), or once there are `num_beams` of them (`True`, and then for all rows together).
+    score = sum of log p / length ** length_penalty, where the length counts only new tokens. `early_stopping` says when
+    a row is done. False: no running beam can beat the row's worst finished one at the current length. "never": nor at
+    the most favourable length. True: `num_beams` beams are finished, and then all rows must be done together.
     """
     beams, new = settings.num_beams, settings.max_new_tokens
     run = Decoding(model, input_ids, mask, new, use_cache=settings.use_cache)
     batch, device = len(input_ids), input_ids.device
     prompt = run.begin.repeat_interleave(beams, 0)  # (B k, T)
     seen = None if model.config.is_encoder_decoder or mask is None else mask.repeat_interleave(beams, 0)
-    keep = max(2, 1 + len(settings.ends)) * beams  # so many that beams that go on are left, whatever ends
+    keep = max(2, 1 + len(settings.ends)) * beams  # enough that `beams` unfinished ones are left
     offset = torch.arange(batch, device=device)[:, None] * beams
 
     running = torch.full((batch, beams, new), _filler(settings), dtype=torch.int64, device=device)
     finished = running.clone()
     running_scores = torch.zeros(batch, beams, device=device)
-    running_scores[:, 1:] = NEVER  # the beams begin alike: one of them counts
+    running_scores[:, 1:] = NEVER  # all beams begin alike, so only the first counts
     scores = torch.full((batch, beams), NEVER, device=device)
     lengths = torch.zeros(batch, beams, dtype=torch.int64, device=device)
     done = torch.zeros(batch, beams, dtype=torch.bool, device=device)
-    hopeful = torch.ones(batch, 1, dtype=torch.bool, device=device)  # rows in which a running beam may still win
+    hopeful = torch.ones(batch, 1, dtype=torch.bool, device=device)  # rows in which a running beam can still win
     tokens = run.begin
 
     for made in range(new):
@@ -64,7 +64,7 @@ def beam_search(model: Any, input_ids: torch.Tensor, mask: torch.Tensor | None, 
         running, running_scores = _rows(paths, order), going.gather(1, order)
 
         just = ends.clone()
-        just[:, beams:] = False  # what is not among the best `num_beams` only stands by
+        just[:, beams:] = False  # only the best `num_beams` can finish; the others are reserves
         full = done.all(-1, keepdim=True) & (settings.early_stopping is True)
         ranked = best / length**settings.length_penalty
         ranked = ranked + full.float() * NEVER + (~hopeful).float() * NEVER + (~just).float() * NEVER
@@ -87,12 +87,12 @@ def beam_search(model: Any, input_ids: torch.Tensor, mask: torch.Tensor | None, 
 
 
 def _filler(settings: Settings) -> int:
-    """What stands after an end: padding; and, as in transformers, the end of text where padding is token 0."""
+    """Return the token after an end: padding; as in transformers, the end of text if padding is token 0."""
     if settings.eos:
         return settings.pad or settings.eos[0]
     return -1 if settings.pad is None else settings.pad
 
 
 def _rows(sequences: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Of sequences (B, n, T), those at index (B, m): (B, m, T)."""
+    """Select the sequences (B, n, T) at `index` (B, m): (B, m, T)."""
     return sequences.gather(1, index[:, :, None].expand(-1, -1, sequences.shape[2]))

@@ -1,4 +1,4 @@
-"""The model as a function from new tokens to the logits of the next: it carries cache, mask and positions along."""
+"""Step-by-step decoding: from new tokens to the logits of the next, with cache, mask and positions kept."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Decoding"]
 
 
 class Decoding:
-    """One run of a model over a batch of prompts (B, T), which may become B times k rows when beams begin.
+    """One run of a model over a batch of prompts (B, T); beam search expands it to B times k rows.
 
-    `begin` are the tokens that the first call takes: the prompts, or a start token each behind an encoder. `mask` is
-    the prompts', (B, T), or `None` where every token counts; it is one wherever a token is new.
+    `begin` are the tokens of the first call: the prompts, or one start token per row for an encoder-decoder. `mask` is
+    the mask of the prompts, (B, T), or `None` if every token counts; new tokens always count.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class Decoding:
             self.encoded = model.encode(input_ids, attention_mask=mask)
             self.begin = input_ids.new_full((len(input_ids), 1), _start(model.config))
         elif mask is not None:
-            self.mask = torch.cat([mask, mask.new_ones(len(mask), new_tokens)], 1)  # whole: nothing grows step by step
-            self.positions = (self.mask.cumsum(-1) - 1).clamp_min(0)  # (B, T + new), 0 at the padding on the left
+            self.mask = torch.cat([mask, mask.new_ones(len(mask), new_tokens)], 1)  # full length at once
+            self.positions = (self.mask.cumsum(-1) - 1).clamp_min(0)  # (B, T + new), 0 at left padding
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The logits (N, V), float32, of what follows once `tokens` (N, t) are seen too."""
+        """Feed `tokens` (N, t) to the model and return the logits (N, V), float32, of the next token."""
         if not self.use_cache:
             self.tokens = tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], 1)
             self.seen = 0
@@ -59,7 +59,7 @@ class Decoding:
         return output.logits[:, -1].float()
 
     def repeat(self, times: int) -> None:
-        """Each row `times` times in a row: the prompt is computed once for all of its beams."""
+        """Repeat each row `times` times, so that a prompt is computed once for all its beams."""
         rows = torch.arange(len(self.begin), device=self.begin.device).repeat_interleave(times)
         self.mask = self.mask[rows] if self.mask is not None else None
         self.positions = self.positions[rows] if self.positions is not None else None
@@ -70,7 +70,7 @@ class Decoding:
         self.reorder(rows)
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Row i goes on from what row `rows[i]` has seen; both are of one prompt, once beams have begun."""
+        """Let row i continue from the state of row `rows[i]`. With beams, both rows belong to the same prompt."""
         if self.cache is not None:
             self.cache.reorder(rows)
         if self.tokens is not None:
@@ -78,6 +78,6 @@ class Decoding:
 
 
 def _start(config: Any) -> int:
-    """The decoder's first token."""
+    """Return the decoder's first token."""
     start = config.decoder_start_token_id
     return (config.pad_token_id or 0) if start is None else start

@@ -1,4 +1,4 @@
-"""What stood where the mask is: the best tokens of a masked language model, with their probabilities."""
+"""Filling masks: the likeliest tokens of a masked language model, with their probabilities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Candidate", "FilledMask", "fill_mask"]
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A token, its number and its probability."""
+    """A token for a mask: its text, its id and its probability."""
 
     token: str
     token_id: int
@@ -25,7 +25,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class FilledMask:
-    """One mask: its position among the tokens, and the `candidates`, the likeliest first."""
+    """One mask: its position among the tokens, and its `candidates`, likeliest first."""
 
     position: int
     candidates: tuple[Candidate, ...]
@@ -35,10 +35,13 @@ class FilledMask:
 def fill_mask(
     model: Any, text: str | Sequence[int] | torch.Tensor, tokenizer: Tokenizer, top_k: int = 5
 ) -> list[FilledMask]:
-    """For each mask of one text, or of its ids (T,) or (1, T), the `top_k` likeliest tokens: softmax in float32.
+    """Return the `top_k` likeliest tokens for each mask of one text, or of its ids (T,) or (1, T).
+
+    Probabilities are a softmax in float32.
 
     Raises:
-        UsageError: a model without a head for masks, no mask in the text, a tokenizer without one, more than one row.
+        UsageError: a model without a head for masks, no mask in the text, a tokenizer without a mask token, or more
+            than one row.
     """
     if getattr(model, "get_output_embeddings", lambda: None)() is None or hasattr(model, "generate"):
         raise UsageError(

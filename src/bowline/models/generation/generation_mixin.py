@@ -1,4 +1,4 @@
-"""`generate` and `stream`: what a class with a head for next tokens can do."""
+"""The methods `generate` and `stream` of classes with a head for next tokens."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ __all__ = ["GenerationMixin"]
 
 
 class GenerationMixin:
-    """Next tokens, one after the other. A class whose forward takes `position_ids` says so: `uses_position_ids`.
+    """Generate next tokens, one after another.
 
-    Nothing is recorded for gradients. The mode stays as it is: in training mode, dropout is at work here too.
+    Set `uses_position_ids` in a class whose forward takes `position_ids`. Gradients are not recorded. The mode is not
+    changed: a model in training mode applies dropout here too.
     """
 
     uses_position_ids: ClassVar[bool] = False
@@ -49,35 +50,36 @@ class GenerationMixin:
         use_cache: bool = True,
         streamer: Callable[[list[int]], object] | None = None,
     ) -> torch.Tensor:
-        """Prompts (B, T) and what follows them, (B, T + new); behind an encoder, a start token and what follows it.
+        """Return prompts (B, T) with their continuations, (B, T + new).
 
-        The ids are those of transformers' `generate` with the same arguments; a row that has ended is padded.
+        An encoder-decoder returns a start token and the decoder's output. The ids equal those of transformers'
+        `generate` with the same arguments. A row that has ended is padded.
 
         Args:
             input_ids: (B, T).
             attention_mask: (B, T), 0 at padding, which is on the left of a decoder's prompts. Without it, padding
-                tokens in these are taken for padding, unless they end texts too; an encoder sees every token.
-            max_new_tokens: 20 where nothing is said.
-            max_length: in its place, prompt and new tokens together.
-            min_new_tokens: no end of text before.
-            do_sample: draw the next token; otherwise it is the likeliest.
+                tokens in these prompts count as padding, unless they also end texts; an encoder sees every token.
+            max_new_tokens: the largest number of new tokens; 20 by default.
+            max_length: the largest number of prompt and new tokens together, instead of `max_new_tokens`.
+            min_new_tokens: the text cannot end before this many new tokens.
+            do_sample: draw the next token; otherwise take the likeliest.
             temperature: divides the logits before a draw.
-            top_k: draw from so many of the likeliest tokens.
-            top_p: draw from the fewest tokens that have this much probability together.
-            num_beams: hypotheses that are followed at once.
+            top_k: draw from this many of the likeliest tokens.
+            top_p: draw from the fewest tokens that together have this probability.
+            num_beams: the number of hypotheses that beam search follows at once.
             length_penalty: beams are compared by log p / length ** length_penalty.
             early_stopping: see `bowline.models.generation.beam_search.beam_search`.
-            repetition_penalty: divides the scores of tokens that were seen, where these are positive, else multiplies.
-            begin_suppress_tokens: the first new token is none of these.
-            eos_token_id: what ends a row, in place of the config's; `[]` for nothing.
-            pad_token_id: what follows the end, in place of the config's, which else is the end of text.
-            stop: tokens or sequences of tokens that end a row as well, once they are among the new ones.
-            generator: where draws come from.
-            use_cache: compute keys and values once; without, the same ids, slower.
-            streamer: called with each step's new ids, one row's.
+            repetition_penalty: divides positive scores of tokens already seen, and multiplies negative ones.
+            begin_suppress_tokens: tokens that cannot be the first new token.
+            eos_token_id: tokens that end a row, instead of the config's; `[]` for no such token.
+            pad_token_id: the token after the end, instead of the config's; without either, the end of text.
+            stop: more tokens, or sequences of tokens, that end a row once they are generated.
+            generator: the source of random numbers.
+            use_cache: compute keys and values once. Without a cache the ids are the same, but slower.
+            streamer: called with the new ids of each step; the batch must have one row.
 
         Raises:
-            UsageError: an argument that means nothing, an empty batch, or more tokens than there are positions.
+            UsageError: an invalid argument, an empty batch, or more tokens than there are positions.
 
         Example:
             >>> from bowline.models.gpt2 import GPT2Config, GPT2LMHeadModel
@@ -123,10 +125,10 @@ class GenerationMixin:
     def stream(
         self, input_ids: torch.Tensor, *, attention_mask: torch.Tensor | None = None, **options: Any
     ) -> Iterator[int]:
-        """The new ids of one row, each as soon as it is there. `options` are those of `generate`, but for `streamer`.
+        """Yield the new ids of one row as they are generated. `options` are those of `generate`, except `streamer`.
 
         Raises:
-            UsageError: as `generate`; and at once, not when the first id is asked for.
+            UsageError: as `generate`; raised at the call, before the first id is requested.
         """
         settings = settings_for(self, input_ids, **options)
         _one_row(input_ids, settings)
@@ -146,7 +148,7 @@ def _one_row(input_ids: torch.Tensor, settings: Settings) -> None:
 def _steps(
     model: Any, input_ids: torch.Tensor, mask: torch.Tensor | None, settings: Settings
 ) -> Iterator[torch.Tensor]:
-    """After each step all ids so far, (B, T + made)."""
+    """Yield all ids so far, (B, T + made), after each step."""
     run = Decoding(model, input_ids, mask, settings.max_new_tokens, use_cache=settings.use_cache)
     counted = None if model.config.is_encoder_decoder else mask
     begin = run.begin.shape[1]

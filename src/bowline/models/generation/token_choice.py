@@ -1,4 +1,4 @@
-"""From logits to a choice: penalties, and the draw from what top-k and top-p leave."""
+"""Choosing the next token from logits: penalties, top-k, top-p, and the draw."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ __all__ = ["candidates", "choose", "ended", "penalised"]
 def penalised(
     scores: torch.Tensor, settings: Settings, made: int, seen: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Scores (N, V) after the repetition penalty, without an end of text while fewer than `min_new_tokens` are `made`,
-    and without what is not to begin. `seen` (N, T) are the tokens so far; those where `mask` (N, T or fewer) is 0 do
-    not count.
+    """Apply the repetition penalty to scores (N, V), and set the scores of forbidden tokens to -inf.
 
-    The penalty r (Keskar et al., 2019): s / r where s > 0, else s r, for each token that was seen.
+    The end of text is forbidden while fewer than `min_new_tokens` tokens are `made`, and `begin_suppress_tokens` before
+    the first one. `seen` (N, T) are the tokens so far; those whose `mask` (N, T or fewer) is 0 do not count.
+
+    The penalty r (Keskar et al., 2019) changes the score s of each seen token to s / r if s > 0, else to s r.
     """
     if settings.repetition_penalty != 1.0:
         vocabulary = scores.shape[1]
@@ -40,17 +41,17 @@ def penalised(
 def candidates(
     scores: torch.Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Probabilities (N, K) of what may be drawn, and which tokens (N, K) these are; `None` where it is all of them.
+    """Return the probabilities (N, K) of the tokens that can be drawn, and their ids (N, K), `None` for all tokens.
 
-    softmax(scores / temperature) over the `top_k` likeliest tokens, and of these over the fewest whose probabilities
-    add up to `top_p` (Holtzman et al., 2020): the likeliest one is always among them.
+    softmax(scores / temperature) over the `top_k` likeliest tokens, restricted to the fewest of them whose
+    probabilities add up to `top_p` (Holtzman et al., 2020). The likeliest token is always included.
 
     Example:
         >>> probabilities, tokens = candidates(torch.tensor([[0.5, 0.2, 0.3]]).log(), top_p=0.75)
         >>> probabilities.mul(1000).round().tolist(), tokens.tolist()
         ([[625.0, 375.0, 0.0]], [[0, 2, 1]])
     """
-    if temperature != 1.0:  # from the highest one down: near a temperature of 0 it stays 0, and all others are -inf
+    if temperature != 1.0:  # relative to the highest score, which stays 0 near a temperature of 0
         numbers = torch.finfo(scores.dtype)
         scores = (scores - scores.amax(-1, keepdim=True)) / min(max(temperature, numbers.tiny), numbers.max)
     tokens = None
@@ -68,7 +69,7 @@ def candidates(
 
 
 def choose(scores: torch.Tensor, settings: Settings) -> torch.Tensor:
-    """The next token (N,) of each row: the likeliest, or one that is drawn."""
+    """Return the next token (N,) of each row: the likeliest one, or a drawn one."""
     if not settings.do_sample:
         return scores.argmax(-1)
     probabilities, tokens = candidates(
@@ -79,7 +80,7 @@ def choose(scores: torch.Tensor, settings: Settings) -> torch.Tensor:
 
 
 def ended(made: torch.Tensor, ends: tuple[tuple[int, ...], ...]) -> torch.Tensor:
-    """Which rows (..., T) of new tokens end in one of the sequences; (...)."""
+    """Tell for each row (..., T) of new tokens whether it ends in one of the sequences; the result is (...)."""
     found = torch.zeros(made.shape[:-1], dtype=torch.bool, device=made.device)
     single = [end[0] for end in ends if len(end) == 1]
     for token in single:
