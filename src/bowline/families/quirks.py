@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["Quirks", "ScaledBy", "quirks_of"]
+__all__ = ["FUSED_NAMES", "FusedAttention", "FusedOrder", "Quirks", "ScaledBy", "quirks_of"]
 
 
 class ScaledBy(Enum):
@@ -25,20 +25,86 @@ class ScaledBy(Enum):
     """It does not scale."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quirks:
-    """The facts of one family; the defaults are those of a family about which nothing special is known.
+class FusedOrder(Enum):
+    """How queries, keys and values lie in one matrix."""
 
-    `scaled_by` says, by major version of transformers, what decides whether the head's input is scaled; it is empty for
-    a family that has no such scale.
+    SIDE_BY_SIDE = "side by side"
+    """All queries, then all keys, then all values."""
+    BY_HEAD = "by head"
+    """Query, key and value of one head, then of the next."""
+    BY_KEY_VALUE_HEAD = "by key-value head"
+    """The queries that share a key and a value, then that key and that value; then the next such group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedAttention:
+    """A matrix that makes queries, keys and values in one product: the name of its module, and their order.
+
+    `if_true` maps keys of the config to the order that counts where the key is true; the first such key decides.
     """
 
-    scaled_by: Mapping[int, ScaledBy] = field(default_factory=dict)
+    name: str
+    order: FusedOrder
+    if_true: Mapping[str, FusedOrder] = field(default_factory=dict)
 
+    def order_in(self, config: object) -> FusedOrder:
+        """The order under this config."""
+        return next((order for key, order in self.if_true.items() if getattr(config, key)), self.order)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quirks:
+    """The facts of one family; the defaults are those of a family about which nothing special is known."""
+
+    scaled_by: Mapping[int, ScaledBy] = field(default_factory=dict)
+    """By major version of transformers: what decides whether the head's input is scaled. Empty: there is no scale."""
+    fused_attention: FusedAttention | None = None
+    """The fused matrix, if its order is known. Other families have orders of their own (CodeGen: four times queries,
+    values, keys)."""
+
+
+FUSED_NAMES = ("c_attn", "qkv_proj", "Wqkv", "qkv")
+"""In a module of no family, a matrix of such a name holds queries, keys and values side by side."""
 
 NONE = Quirks()
 
+SIDE_BY_SIDE, BY_HEAD = FusedOrder.SIDE_BY_SIDE, FusedOrder.BY_HEAD
+C_ATTN = FusedAttention(name="c_attn", order=SIDE_BY_SIDE)
+QKV_PROJ = FusedAttention(name="qkv_proj", order=SIDE_BY_SIDE)
+WQKV = FusedAttention(name="Wqkv", order=SIDE_BY_SIDE)
+QUERY_KEY_VALUE = FusedAttention(name="query_key_value", order=BY_HEAD)
+
 BY_FAMILY: Mapping[str, Quirks] = {
+    # The output of c_attn is split into three. (CLVP has no c_attn in 5.23.0.)
+    "clvp": Quirks(fused_attention=C_ATTN),
+    "decision_transformer": Quirks(fused_attention=C_ATTN),
+    "gpt2": Quirks(fused_attention=C_ATTN),
+    "imagegpt": Quirks(fused_attention=C_ATTN),
+    "openai-gpt": Quirks(fused_attention=C_ATTN),
+    # The output of c_attn is split into (queries, key, value) with multi_query, else into three within each head.
+    "gpt_bigcode": Quirks(
+        fused_attention=FusedAttention(name="c_attn", order=BY_HEAD, if_true={"multi_query": SIDE_BY_SIDE})
+    ),
+    # The output of qkv_proj is sliced at the number of queries, and at that of queries and keys.
+    "phi3": Quirks(fused_attention=QKV_PROJ),
+    "phi4_multimodal": Quirks(fused_attention=QKV_PROJ),
+    # The output of Wqkv is split, chunked or viewed as three.
+    "dbrx": Quirks(fused_attention=WQKV),
+    "modernbert": Quirks(fused_attention=WQKV),
+    "mpt": Quirks(fused_attention=WQKV),
+    # The output of query_key_value is viewed as (..., heads, 3 * head size).
+    "bloom": Quirks(fused_attention=QUERY_KEY_VALUE),
+    "gpt_neox": Quirks(fused_attention=QUERY_KEY_VALUE),
+    "gpt_neox_japanese": Quirks(fused_attention=QUERY_KEY_VALUE),
+    # Falcon's _split_heads: the new architecture views groups of a key-value head; the old one as Bloom does, or with
+    # multi_query the last two heads are the key and the value.
+    "falcon": Quirks(
+        fused_attention=FusedAttention(
+            name="query_key_value",
+            order=BY_HEAD,
+            if_true={"new_decoder_architecture": FusedOrder.BY_KEY_VALUE_HEAD, "multi_query": SIDE_BY_SIDE},
+        )
+    ),
     # 4: forward asks config.tie_word_embeddings.
     # 5: the config copies the flag that it is given into scale_decoder_outputs, makes the flag true, and then sets
     #    every other key of config.json, a stored scale_decoder_outputs among them; forward asks that.

@@ -10,22 +10,11 @@ import torch
 from torch import nn
 
 from bowline.errors import UsageError
+from bowline.families.quirks import FUSED_NAMES, FusedOrder, quirks_of
 from bowline.recipes import Role
 
 __all__ = ["Fused", "check_fits", "fused_in", "is_conv1d", "output_axis"]
 
-THREE = (Role.QUERY, Role.KEY, Role.VALUE)
-SIDE_BY_SIDE = {
-    "c_attn": frozenset({"clvp", "decision_transformer", "gpt2", "gpt_bigcode", "imagegpt", "openai-gpt"}),
-    "qkv_proj": frozenset({"phi3", "phi4_multimodal"}),
-    "Wqkv": frozenset({"dbrx", "modernbert", "mpt"}),
-    "qkv": frozenset[str](),
-}
-"""All queries, then all keys, then all values: in these families, and in modules of no family that use such a name.
-
-Other families lay them out in ways of their own (CodeGen: four times queries, values, keys)."""
-BY_HEAD = frozenset({"bloom", "gpt_neox", "gpt_neox_japanese"})
-"""Families whose `query_key_value` has query, key and value of one head, then of the next."""
 OUT = ("c_proj", "o_proj", "out_proj", "dense", "proj", "Wo")
 """What the matrix behind the attention is called; it reads as many numbers as there are in all queries."""
 
@@ -48,7 +37,7 @@ class Fused:
 
     @property
     def outputs(self) -> int:
-        """Of the whole matrix."""
+        """Outputs of the whole matrix."""
         return self.groups * sum(size for _, size in self.parts)
 
     def blocks(self, tensor: torch.Tensor, axis: int) -> Iterator[tuple[Role, torch.Tensor]]:
@@ -74,10 +63,9 @@ def output_axis(module: nn.Module) -> int:
 
 
 def fused_in(leaf: str, module: nn.Module, tensor: torch.Tensor, parent: nn.Module, config: Any) -> Fused | None:
-    """How queries, keys and values lie in the weight of `module`, which `parent` calls `leaf`; `None`: it is not one.
+    """The matrices that the weight of `module` holds, in their order; `parent` has the module under the name `leaf`.
 
-    Raises:
-        UsageError: it is one, and nothing says how they lie.
+    `None` if it holds one matrix, or if nothing says how several lie in it.
     """
     outputs = tensor.shape[output_axis(module)]
     if leaf == "gate_up_proj":
@@ -85,18 +73,18 @@ def fused_in(leaf: str, module: nn.Module, tensor: torch.Tensor, parent: nn.Modu
     if leaf == "c_attn" and "q_attn" in parent._modules:  # attention to another's output: its queries stand beside it
         return _sized(outputs, (Role.KEY, outputs // 2), (Role.VALUE, outputs // 2))
     kind = getattr(config, "model_type", None)
-    if leaf == "query_key_value":
-        by_head = kind in BY_HEAD or (kind == "falcon" and not (config.multi_query or config.new_decoder_architecture))
-        if kind == "falcon" and config.new_decoder_architecture:
-            return _grouped(outputs, config.num_kv_heads, config.num_attention_heads)
-        if by_head:
-            return _grouped(outputs, config.num_attention_heads, config.num_attention_heads)
-        return _side_by_side(outputs, parent) if kind == "falcon" else None
-    if leaf not in SIDE_BY_SIDE or not (kind is None or kind in SIDE_BY_SIDE[leaf]):
+    if kind is None:
+        return _side_by_side(outputs, parent) if leaf in FUSED_NAMES else None
+    attention = quirks_of(kind).fused_attention
+    if attention is None or attention.name != leaf:
         return None
-    if kind == "gpt_bigcode" and not config.multi_query:
-        return _grouped(outputs, config.num_attention_heads, config.num_attention_heads)
-    return _side_by_side(outputs, parent)
+    match attention.order_in(config):
+        case FusedOrder.BY_HEAD:
+            return _grouped(outputs, config.num_attention_heads, config.num_attention_heads)
+        case FusedOrder.BY_KEY_VALUE_HEAD:
+            return _grouped(outputs, config.num_kv_heads, config.num_attention_heads)
+        case FusedOrder.SIDE_BY_SIDE:
+            return _side_by_side(outputs, parent)
 
 
 def _sized(outputs: int, *parts: tuple[Role, int], groups: int = 1) -> Fused | None:
