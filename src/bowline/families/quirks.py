@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["FUSED_NAMES", "FusedAttention", "FusedOrder", "Quirks", "ScaledBy", "quirks_of"]
+__all__ = ["FUSED_NAMES", "FlagValue", "FusedAttention", "FusedOrder", "Quirks", "ScaledBy", "quirks_of"]
 
 
 class ScaledBy(Enum):
@@ -23,6 +23,13 @@ class ScaledBy(Enum):
     """Nothing: it always scales, because the config makes the flag that it asks true at every load."""
     NEVER = "never"
     """It does not scale."""
+
+
+class FlagValue(Enum):
+    """A value of `tie_word_embeddings` in `config.json` that is neither true nor false."""
+
+    NULL = "null"
+    OTHER = "other"
 
 
 class FusedOrder(Enum):
@@ -61,12 +68,25 @@ class Quirks:
     fused_attention: FusedAttention | None = None
     """The fused matrix, if its order is known. Other families have orders of their own (CodeGen: four times queries,
     values, keys)."""
+    counted_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By class: the keys of the config that count its vocabulary, where they are not those of its family."""
+    same_tokens: tuple[str, ...] = ()
+    """Further keys of the config that count the tokens of the same tokenizer."""
+    hashes_ids: bool = False
+    """The model computes with token ids beside looking rows up: an id has to stay what it is."""
+    prompt_rows: bool = False
+    """Other keys of the config say how many rows the table has past the vocabulary."""
+    accepted_flags: frozenset[FlagValue] = frozenset()
+    """Stated values of `tie_word_embeddings`, neither true nor false, that the config of transformers 5.23 takes."""
 
 
 FUSED_NAMES = ("c_attn", "qkv_proj", "Wqkv", "qkv")
 """In a module of no family, a matrix of such a name holds queries, keys and values side by side."""
 
 NONE = Quirks()
+
+ANY_VALUE = frozenset(FlagValue)
+ONLY_NULL = frozenset({FlagValue.NULL})
 
 SIDE_BY_SIDE, BY_HEAD = FusedOrder.SIDE_BY_SIDE, FusedOrder.BY_HEAD
 C_ATTN = FusedAttention(name="c_attn", order=SIDE_BY_SIDE)
@@ -110,14 +130,43 @@ BY_FAMILY: Mapping[str, Quirks] = {
     #    every other key of config.json, a stored scale_decoder_outputs among them; forward asks that.
     "longt5": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.OWN_KEY}),
     "pop2piano": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.OWN_KEY}),
-    "t5": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.OWN_KEY}),
+    "t5": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.OWN_KEY}, accepted_flags=ANY_VALUE),
     # 4 as above. 5: the config makes the flag true, and forward does not scale.
     "mt5": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.NEVER}),
     # 4 as above. 5: forward still asks the flag, and the config keeps what it is given.
     "switch_transformers": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.FLAG}),
     # 4 as above. 5: forward still asks the flag, and the config makes it true.
     "udop": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.NOTHING}),
-    "umt5": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.NOTHING}),
+    "umt5": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.NOTHING}, accepted_flags=ANY_VALUE),
+    # 5.23: the config sets the flag itself and does not look at the one that it is given.
+    "csm": Quirks(accepted_flags=ANY_VALUE),
+    "nomic_bert": Quirks(accepted_flags=ANY_VALUE),
+    "vibevoice": Quirks(accepted_flags=ANY_VALUE),
+    # 5.23: the config declares the flag as bool or None (Perception LM: and then asks its text_config).
+    "gemma3": Quirks(accepted_flags=ONLY_NULL),
+    "gemma3n": Quirks(accepted_flags=ONLY_NULL),
+    "perception_lm": Quirks(accepted_flags=ONLY_NULL),
+    # Blt's patcher reads the same bytes, and hashes of groups of ids choose rows of further tables.
+    "blt": Quirks(same_tokens=("patcher_config.vocab_size",), hashes_ids=True),
+    # T5Gemma's encoder and decoder share a tokenizer; each has a config of its own.
+    "t5gemma": Quirks(same_tokens=("decoder.vocab_size",)),
+    # CPM-Ant's table has rows for prompts: prompt_types * prompt_length.
+    "cpmant": Quirks(prompt_rows=True),
+    # The tables of these classes are built from keys other than the family's vocab_size.
+    "fine_acoustics": Quirks(counted_by={"BarkFineModel": ("input_vocab_size", "output_vocab_size")}),
+    "blip-2": Quirks(
+        counted_by={
+            "Blip2ForImageTextRetrieval": ("qformer_config.vocab_size",),
+            "Blip2TextModelWithProjection": ("qformer_config.vocab_size",),
+        }
+    ),
+    "seamless_m4t": Quirks(
+        counted_by={
+            "SeamlessM4TCodeHifiGan": ("unit_hifi_gan_vocab_size",),
+            "SeamlessM4TTextToUnitForConditionalGeneration": ("vocab_size", "t2u_vocab_size"),
+            "SeamlessM4TTextToUnitModel": ("vocab_size", "t2u_vocab_size"),
+        }
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from bowline import families
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.families.declaration import Declaration, DeclaredTie
+from bowline.families.quirks import FlagValue, quirks_of
 from bowline.families.resolver import FLAG
 from bowline.families.transformers_table import load_table
 from bowline.tie import Tie
@@ -30,11 +31,6 @@ __all__ = [
     "odd_flag",
     "takes_no_dictionary",
 ]
-
-
-SET_THE_FLAG = frozenset({"csm", "nomic_bert", "t5", "umt5", "vibevoice"})
-SET_NULL = frozenset({"gemma3", "gemma3n", "perception_lm"})
-"""Families of transformers 5.23 whose config does not look at the flag that it is given, or not at null."""
 
 
 class Fate(StrEnum):
@@ -135,8 +131,9 @@ def odd_flag(declaration: Declaration) -> Outcome | None:
     family = load_table().family(name) if "transformers-5" in declaration.loaders else None
     defaults = family.flags["transformers-5"] if family else {}
     for path, value in declaration.not_boolean.items():
-        replaced = path == FLAG and (name in SET_THE_FLAG or (value is None and name in SET_NULL))
-        if defaults.get(path) is not None and not replaced:
+        kind = FlagValue.NULL if value is None else FlagValue.OTHER
+        accepted = path == FLAG and kind in quirks_of(name).accepted_flags
+        if defaults.get(path) is not None and not accepted:
             return Outcome(Fate.REFUSED, f"{path} is {shown(value)}, expected true or false")
     return None
 

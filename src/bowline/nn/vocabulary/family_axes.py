@@ -11,26 +11,12 @@ from typing import Any
 from torch import nn
 
 from bowline.errors import TieError
+from bowline.families.quirks import quirks_of
 from bowline.families.transformers_table import ArchitectureFacts, Declared, load_table
 from bowline.nn.tree.slots import Slot, slot
 
 __all__ = ["KnownPart", "known_parts"]
 
-SAME_TOKENS = {"blt": ("patcher_config.vocab_size",), "t5gemma": ("decoder.vocab_size",)}
-"""By family: further keys of the config that count the tokens of the same tokenizer."""
-COUNTED_ELSEWHERE = {
-    "BarkFineModel": ("input_vocab_size", "output_vocab_size"),
-    "Blip2ForImageTextRetrieval": ("qformer_config.vocab_size",),
-    "Blip2TextModelWithProjection": ("qformer_config.vocab_size",),
-    "SeamlessM4TCodeHifiGan": ("unit_hifi_gan_vocab_size",),
-    "SeamlessM4TTextToUnitForConditionalGeneration": ("vocab_size", "t2u_vocab_size"),
-    "SeamlessM4TTextToUnitModel": ("vocab_size", "t2u_vocab_size"),
-}
-"""Classes whose vocabulary other keys of the config count than their family's."""
-HASHED_IDS = ("blt",)
-"""Families that compute with token ids beside looking rows up: an id has to stay what it is."""
-PROMPT_ROWS = ("cpmant",)
-"""Families whose rows past the vocabulary are as many as other keys of the config say."""
 PER_LAYER = "vocab_size_per_layer_input"
 """Gemma 3n and 4: a second table that the same token ids look up; ids past its end look up row 0."""
 
@@ -151,7 +137,8 @@ def _part(
     declared = _declared(architecture)
     family = load_table().family(architecture.family)
     path = family.vocab_size if family and family.vocab_size else "vocab_size"
-    path, *also = COUNTED_ELSEWHERE.get(architecture.name, (path,))
+    quirks = quirks_of(architecture.family)
+    path, *also = quirks.counted_by.get(architecture.name, (path,))
     others = {
         key: _present(model, prefix, declared, names, known, strict=False)
         for key, names in declared.other_vocabularies.items()
@@ -164,19 +151,18 @@ def _part(
             help="resize one of its parts, or name the tensors and axes: axes={name: axis}",
         )
     axes = _present(model, prefix, declared, declared.vocabulary, known, strict)
-    same = (*also, *SAME_TOKENS.get(architecture.family, ()))
+    same = (*also, *quirks.same_tokens)
     for key in same:
         axes |= others.get(key, {})
     if not axes and not any(others.values()):
         return None
     longer = _longer(prefix, declared, axes)
     stated = at(module.__dict__.get("config"), path)
-    if architecture.family in PROMPT_ROWS and isinstance(stated, int):
+    if quirks.prompt_rows and isinstance(stated, int):
         longer = {name: int(known[name].tensor.shape[axis]) - stated for name, axis in axes.items()}
     per_layer = {name: axis for key, names in others.items() if key.endswith(PER_LAYER) for name, axis in names.items()}
     exact = type(module).__name__ == architecture.name
-    fixed = architecture.family in HASHED_IDS
-    return KnownPart(prefix, module, path, axes, longer, per_layer, others, same, fixed, exact)
+    return KnownPart(prefix, module, path, axes, longer, per_layer, others, same, quirks.hashes_ids, exact)
 
 
 def _longer(prefix: str, declared: Declared, axes: Mapping[str, int]) -> dict[str, int | None]:
