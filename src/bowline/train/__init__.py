@@ -1,4 +1,4 @@
-"""Training: a loop for any module with `labels`, and from plain text to a tied model that is trained."""
+"""Training: a loop for any module that takes `labels`, and the whole way from plain text to a trained model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run trains, and on what: the model that a configuration describes, and its batches."""
+"""Building the model and the batches that a training configuration describes."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ POSITIONS = {"gpt2": "n_positions", "bert": "max_position_embeddings"}
 
 
 def model_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -> PreTrainedModel:
-    """The model before its first step, on `config.device`; the same for the same seed.
+    """Build the model before its first step, on `config.device`. Equal seeds give equal models.
 
     Args:
         config: see `TrainConfig`.
-        tokenizer: whose ids it is to have.
-        packed: the text, whose tokens are counted where the head's bias begins at that.
+        tokenizer: the tokenizer that gives the size of the vocabulary and the ids of special tokens.
+        packed: the text; its tokens are counted if the head's bias begins at their frequencies.
 
     Raises:
-        UsageError: a key of the model that its config does not have, a bias where the head has none, more tokens or
-            positions than a checkpoint has, a tie to be undone that is none.
-        ConfigError: a value that means nothing, or a checkpoint of another family.
-        TieError: `tie` for a checkpoint whose two ends differ.
+        UsageError: a key that the model's config does not have, a bias for a head without one, more tokens or positions
+            than a checkpoint has, or a tie to be undone in a model that is not tied.
+        ConfigError: an invalid value, or a checkpoint of another family.
+        TieError: `tie` for a checkpoint in which head and table differ.
     """
     device = checked_device(config.device)
     if device.type == "meta":
@@ -58,16 +58,16 @@ def model_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -> 
 
 
 def begins_at_unigram(config: TrainConfig, model: PreTrainedModel) -> bool:
-    """Whether the head's bias begins at how often tokens come: as was said, or, if there is one, as the size is."""
+    """True if the head's bias begins at token frequencies: by request, or by the size's default if it has a bias."""
     asked = config.head_bias is not None
     return bool(config.value("head_bias") == "unigram") and (asked or _head_bias(model) is not None)
 
 
 def batches_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -> CausalBatches:
-    """The objective of the family over the packed text.
+    """Make the batches of the family's objective from the packed text.
 
     Raises:
-        UsageError: too little text, or a length that the objective cannot have.
+        UsageError: too little text, or a length that the objective does not allow.
     """
     options: dict[str, Any] = {name: config.value(name) for name in ("length", "batch_size", "accumulation")}
     options |= {"seed": config.seed, "held_out_tokens": config.held_out_tokens}
@@ -94,9 +94,9 @@ def batches_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -
 
 @torch.no_grad()
 def settle_biases(model: PreTrainedModel) -> None:
-    """Of an untied BERT, the acting bias under both of its names: a loader that knows one bias has the trained one.
+    """Copy the trained bias of an untied BERT to its second name, so that every loader finds the trained one.
 
-    Untied, `cls.predictions.bias` does not act and is not trained; files hold both, and transformers 4 loads either.
+    Untied, `cls.predictions.bias` is unused and not trained. Files hold both, and transformers 4 loads either.
     """
     for target, source in model.ties.items():
         if target.endswith(".bias"):
@@ -104,7 +104,7 @@ def settle_biases(model: PreTrainedModel) -> None:
 
 
 def check_model(config: TrainConfig) -> None:
-    """Raise what `model_for` would raise of a new model's config, before any text is read.
+    """Check the config of a new model before any text is read.
 
     Raises:
         UsageError: as `model_for`.
@@ -151,7 +151,7 @@ def _ids(family: str, tokenizer: TextTokenizer) -> dict[str, int | None]:
 
 
 def _taken(config: TrainConfig, tokenizer: TextTokenizer) -> PreTrainedModel:
-    """The checkpoint to fine-tune, with a head for the family's objective."""
+    """Load the checkpoint to fine-tune, with a head for the family's objective."""
     place = checked_path(config.init_from)
     found = class_at(place)
     if found.config_class.model_type != config.family:

@@ -1,4 +1,4 @@
-"""The directory of a run: one process at a time has it, and nobody else's files are in it."""
+"""The directory of a run: it is used by one process at a time, and holds only the files of one run."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from bowline.train.train_config import TrainConfig
 __all__ = ["stated", "taken"]
 
 RUN = "run.json"
-"""What the directory is: the configuration of its run, and the fingerprint of the text."""
+"""The file that marks the directory of a run: its configuration, and the fingerprint of its text."""
 
 
 @contextmanager
 def taken(place: Path, config: TrainConfig, survey: CorpusSurvey, *, resume: bool) -> Iterator[bool]:
-    """Hold `place` for this run, and say whether it goes on with one; nothing in it is changed where it is another's.
+    """Lock `place` for this run; yields True if the run resumes one that is there.
 
-    An error before anything was made there leaves nothing there, and no directory that was not there before.
+    A directory that belongs to something else is not changed. After an error before anything was made, new files and
+    new directories are removed again.
 
     Raises:
-        UsageError: it holds something else, another run, a trained model that nobody asked to go on with, or another
-            process trains there.
-        CheckpointError: it cannot be written.
+        UsageError: `place` holds something else, another run, or a trained model without `resume`, or another process
+            trains there.
+        CheckpointError: `place` cannot be written.
     """
     if os.path.lexists(place) and not place.is_dir():
         raise UsageError(f"{place}: is not a directory", help="give another name")
@@ -52,7 +53,7 @@ def taken(place: Path, config: TrainConfig, survey: CorpusSurvey, *, resume: boo
                 f"{place}: holds a model that was trained, and no checkpoint to go on from",
                 help=f"give another directory; --init-from {place} begins with its weights",
             )
-        else:  # a run that has come to no checkpoint has nothing to lose
+        else:  # a run without a checkpoint can begin again
             _begin(place, config, survey)
         try:
             yield goes_on
@@ -63,7 +64,7 @@ def taken(place: Path, config: TrainConfig, survey: CorpusSurvey, *, resume: boo
 
 
 def stated(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None where there is none."""
+    """Return the object in a JSON file, or None if it cannot be read."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -83,7 +84,7 @@ def _begin(place: Path, config: TrainConfig, survey: CorpusSurvey) -> None:
 
 
 def _leave_nothing(place: Path, new: list[Path]) -> None:
-    """Take back what says that a run is here, where that is all there is, and then the directories that are new."""
+    """Remove `run.json` if the directory holds nothing else, and then the new directories."""
     with suppress(OSError):
         if [path.name for path in place.iterdir()] == [RUN]:
             (place / RUN).unlink()

@@ -1,8 +1,8 @@
-"""From text to a trained model in a directory: what `bowline train` does, as a function.
+"""From text to a trained model in a directory: `bowline train` as a function.
 
 OUT/run.json                 the configuration, and the fingerprint of the text
-OUT/tokenizer/, OUT/tokens/  made once; a resumed run finds them
-OUT/log.jsonl, checkpoints/  the loop's
+OUT/tokenizer/, OUT/tokens/  the tokenizer and the packed tokens, made once and used again by a resumed run
+OUT/log.jsonl, checkpoints/  the log and the checkpoints of the training loop
 OUT/config.json, model.safetensors, tokenizer.json ...   the model, once it is trained
 """
 
@@ -38,15 +38,15 @@ from bowline.train.text.packed_tokens import Packed, held_out_documents, pack, t
 from bowline.train.text.tokenizer_training import TextTokenizer, take_tokenizer, train_tokenizer
 from bowline.train.train_config import TrainConfig
 
-__all__ = ["TrainedRun", "Plan", "Text", "prepare", "train"]
+__all__ = ["Plan", "Text", "TrainedRun", "prepare", "train"]
 
 SAMPLING = {"do_sample": True, "temperature": 0.7, "top_k": 40}
-"""How `generate` goes on with a text, here and in transformers: the likeliest token alone soon repeats itself."""
+"""The sampling options that are saved for `generate`, because greedy decoding soon repeats itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """The text of a run, ready: what was found, its tokenizer, and its tokens."""
+    """The prepared text of a run: its survey, its tokenizer and its packed tokens."""
 
     survey: CorpusSurvey
     tokenizer: TextTokenizer
@@ -55,7 +55,7 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is about to be trained, before the first step."""
+    """The model and data of a run before its first step."""
 
     config: TrainConfig
     text: Text
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def lines(self) -> list[str]:
-        """The plan in a few lines, for a person."""
+        """The plan in a few lines to print."""
         config, packed = self.config, self.text.packed
         steps, rows = config.value("steps"), config.value("batch_size")
         each = f"{config.value('accumulation')} x " if config.value("accumulation") > 1 else ""
@@ -95,14 +95,14 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRun:
-    """A run that is done: where the model is, what the loop tells, and exp of the last held-out loss."""
+    """A finished run: the directory of the model, the loop's result, and the perplexity."""
 
     directory: Path
     result: Result
 
     @property
     def perplexity(self) -> float:
-        """On the held-out text; of hidden tokens for bert, of hidden spans for t5."""
+        """The perplexity on the held-out text, exp of the last loss; of masked tokens (bert) or masked spans (t5)."""
         loss = self.result.held_out_loss
         return math.exp(loss) if loss is not None and loss < 700 else math.inf
 
@@ -113,12 +113,12 @@ def prepare(
     corpus: Corpus | None = None,
     say: Callable[[str], object] | None = None,
 ) -> Text:
-    """The text, the tokenizer in `directory`/tokenizer and the tokens in `directory`/tokens, made where they are not.
+    """Prepare the text of a run: make `directory`/tokenizer and `directory`/tokens if missing or different.
 
-    The tokenizer is trained on the documents that are not held out. Several runs over one text may share a directory.
+    The tokenizer is trained on the documents that are not held out. Several runs over one text can share a directory.
 
     Raises:
-        UsageError: no text, too little of it, a vocabulary that it does not support, or bytes that `strict` refuses.
+        UsageError: no text or too little, a vocabulary that the text does not support, or bytes that `strict` refuses.
         CheckpointError: the directory cannot be written.
     """
     corpus = corpus or find_text(config.data, strict=config.strict, without=directory)
@@ -164,23 +164,23 @@ def train(
 ) -> TrainedRun:
     """Train the model that `config` describes; `out` is then a checkpoint with its tokenizer.
 
-    Under `torchrun` each process calls this alike; the first one writes.
+    Under `torchrun` every process calls this function in the same way, and the first one writes.
 
     Args:
         config: see `TrainConfig`.
         out: a new directory, or an empty one.
-        resume: go on with the run in `out`; where there is none, one begins, and `say` is told.
-        say: is given a line before each part that takes its time.
-        told: is given the plan, before the first step.
-        log: is given each record of the loop.
-        on_step: is given the number of each step that is done.
+        resume: continue the run in `out`. If there is none, a new run begins, and `say` gets a line about that.
+        say: called with a line before each part that takes time.
+        told: called with the plan before the first step.
+        log: called with each record of the loop.
+        on_step: called with the number of each finished step.
 
     Raises:
         UsageError: a directory that holds something else or another run; too little text; as `model_for` and
             `batches_for`; as `Trainer.train`.
-        CheckpointError: as `Trainer.train`; the model cannot be written where it is to go.
+        CheckpointError: as `Trainer.train`; the model cannot be written to `out`.
         TrainingError: as `Trainer.train`.
-        KeyboardInterrupt: it was stopped, with a whole checkpoint.
+        KeyboardInterrupt: the run was stopped by a signal, after a complete checkpoint.
     """
     place = Path(out)
     with ExitStack() as stack:
@@ -192,7 +192,7 @@ def train(
             if resume and not goes_on and say is not None:
                 say(f"{place}: no checkpoint of a run to go on from, a new run begins")
             text = prepare(config, place, corpus, say)
-        processes.total([0.0])  # the others wait until it is there
+        processes.total([0.0])  # the others wait until the text is prepared
         if not processes.first:
             text = prepare(config, place)
         model = model_for(config, text.tokenizer, text.packed)
@@ -216,7 +216,7 @@ def train(
 
 
 def _kept(place: Path, error: OSError | CheckpointError) -> CheckpointError:
-    """The model could not be written where it was to go: it is in the last checkpoint."""
+    """Make the error for a model that cannot be written to `out`; it says that the last checkpoint has it."""
     found = error if isinstance(error, CheckpointError) else cannot_write(place, error)
     last = place / "checkpoints" / f"step-{steps_in(place / 'checkpoints')[-1]:08d}"
     return type(found)(f"{found.message}; {last} is whole", help="--resume writes the model, once there is room for it")

@@ -1,14 +1,14 @@
-"""AdamW (Loshchilov and Hutter, 2017) with the field's two groups: matrices decay, biases and norms do not.
+"""AdamW (Loshchilov and Hutter, 2017) with the usual two groups: matrices decay, biases and norms do not.
 
-Which of the two an embedding belongs to is a convention, and a tied matrix is an embedding and a head at once. nanoGPT,
-Megatron and transformers' `Trainer` decay every matrix, embeddings among them: so does this file, and a tied matrix
-decays, once. (minGPT kept embeddings out.) What it means: decay draws every row towards zero at each step, also rows
-that no batch looked up; a tied matrix has a gradient in all rows through its head, and holds them against it.
+The group of an embedding is a convention, and a tied matrix is both an embedding and a head. nanoGPT, Megatron and
+transformers' `Trainer` decay every matrix, embeddings included; so does this file, and a tied matrix decays once.
+(minGPT excluded embeddings.) Decay pulls every row towards zero at each step, including rows that no batch looked up.
+In a tied matrix all rows have a gradient through the head, which counteracts the decay.
 
-AdamW's steps have the size of the rate, whatever the size of what they change. T5's table is drawn with std 1 where the
-logits are multiplied by d^-1/2: the same function as a table of std d^-1/2 whose looked-up rows are multiplied by d^1/2
-(Vaswani et al., 2017), but for AdamW a table that learns d^1/2 times more slowly. T5's authors had Adafactor, whose
-steps are a share of what they change (Shazeer and Stern, 2018). `embedding_rate` is the factor that is missing.
+AdamW's steps have the size of the rate, whatever the size of the weights. T5's table is drawn with std 1, and its
+logits are multiplied by d^-1/2. That is the same function as a table of std d^-1/2 whose looked-up rows are multiplied
+by d^1/2 (Vaswani et al., 2017), but with AdamW T5's table learns d^1/2 times more slowly. T5's authors used Adafactor,
+whose steps are proportional to the weights (Shazeer and Stern, 2018). `embedding_rate` makes up for that factor.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = ["Groups", "adamw", "decay_groups", "untie"]
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """The names of the parameters that decay and of those that do not, each parameter under one name; `tied` of them.
+    """The parameters with weight decay and those without, each under one name.
 
-    `tied` has, for each matrix or bias that several names share, all its names, the one that stands in a group first;
-    `rates` what the rate is multiplied by, where it is not 1.
+    `tied` lists all names of each parameter that has several; the first of them is the name used in a group. `rates`
+    are the factors of the learning rate other than 1.
     """
 
     decayed: dict[str, nn.Parameter]
@@ -56,14 +56,14 @@ class Groups:
 
 
 def decay_groups(model: nn.Module, embedding_rate: float = 1.0) -> Groups:
-    """The trainable parameters of `model`, those of two or more dimensions apart from the others.
+    """Split the trainable parameters of `model`: two or more dimensions with weight decay, the others without.
 
     Args:
-        model: what is trained.
-        embedding_rate: what the rate of `model.get_input_embeddings()` is multiplied by, and its decay divided by.
+        model: the model to train.
+        embedding_rate: multiplies the learning rate of `model.get_input_embeddings()`, and divides its weight decay.
 
     Raises:
-        UsageError: a rate for the embedding, and the model does not say which it is.
+        UsageError: `embedding_rate` is not 1, and the model has no `get_input_embeddings()`.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9)})
@@ -105,7 +105,7 @@ def _embedding(model: nn.Module) -> nn.Parameter:
 
 
 def adamw(groups: Groups, settings: TrainerSettings) -> AdamW:
-    """The optimizer of these groups, fused into one kernel for each tensor; `group["rate"]` multiplies the rate."""
+    """Make the optimizer of these groups, fused if possible; `group["rate"]` multiplies the learning rate."""
     parts = []
     for parameters, decay in ((groups.decayed, settings.weight_decay), (groups.plain, 0.0)):
         for rate in sorted({groups.rates.get(name, 1.0) for name in parameters}):
@@ -116,16 +116,17 @@ def adamw(groups: Groups, settings: TrainerSettings) -> AdamW:
 
 
 def untie(model: nn.Module, optimizer: Optimizer) -> None:
-    """`untie_weights` within a run: what the head learns in a step stays what it was.
+    """Untie the model during a run (`untie_weights`), so that the head's steps keep their effect on the logits.
 
-    A T5's head takes the factor of its logits upon itself and is that much smaller than the table: so is its rate.
+    Untied, T5's head absorbs the factor of the logits and is smaller than the table by that factor. Its learning rate
+    is scaled by the same factor.
     """
     scale = head_scale(model)
     if not untie_weights(model, optimizer=optimizer) or scale == 1.0:
         return
     head = model.get_output_embeddings().weight  # type: ignore[operator]
     group = group_of(optimizer, head)
-    if group is None:  # it is not trained
+    if group is None:  # the head is not trained
         return
     at = next(at for at, parameter in enumerate(group["params"]) if parameter is head)
     own = {key: value for key, value in group.items() if key not in ("params", "param_names")}

@@ -1,8 +1,8 @@
-"""What a step frees stays with the process for the next step, which asks for about the same.
+"""Keeping freed memory in the process, because the next training step allocates about the same again.
 
-A step of GPT-2 small allocates and frees some gigabytes on the CPU. By itself glibc hands every large block back to the
-system, which has to map it and fill it with zeros anew, page by page, at the next step: about 75,000 page faults of
-each, within products and wherever else a result is first written.
+A step of GPT-2 small allocates and frees some gigabytes on the CPU. By default glibc returns every large block to the
+system, which must map it and fill it with zeros again, page by page, in the next step: about 75,000 page faults per
+step, in matrix products and wherever else a result is first written.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import torch
 __all__ = ["kept_memory"]
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""malloc.h: how much may lie free at the end of the heap, and from what size on a block is mapped by itself."""
+"""Options in malloc.h: how much may stay free at the end of the heap, and the size from which a block is mapped."""
 MOST = 2**31 - 1
 USUAL = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}
-"""The largest values that glibc gives itself, which large blocks lead it to."""
+"""The largest values that glibc chooses by itself after large blocks were freed."""
 OF_THE_USER = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 @contextmanager
 def kept_memory(device: torch.device) -> Iterator[None]:
-    """Within it, glibc's malloc keeps what is freed; at its end what is free goes back to the system.
+    """Let glibc's malloc keep freed memory within this context, and return it to the system at the end.
 
-    It does nothing for an accelerator (torch keeps that memory itself), without glibc, and where the environment says
-    how to allocate: any of `OF_THE_USER`.
+    Does nothing for an accelerator (torch keeps that memory itself), without glibc, or if an environment variable of
+    `OF_THE_USER` configures allocation.
     """
     libc = None if device.type != "cpu" or any(name in os.environ for name in OF_THE_USER) else _glibc()
     if libc is None:

@@ -1,4 +1,4 @@
-"""What a step is given: batches by number, the loss that a model makes of one, and what is counted in it."""
+"""Batches by step number, the loss in a model's output, and the counts of labels and tokens in a batch."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ IGNORED = -100
 
 
 class Batches(Protocol):
-    """The batch of a step is a function of its number (and of a seed) alone: the data position is the step."""
+    """A source of batches. Each batch depends only on the step number and a seed, so a resumed run needs no more."""
 
     def at(self, step: int, micro: int = 0) -> Batch:
-        """The arguments of `model(**batch)`, `labels` among them; steps from 0, and the batches of one from 0."""
+        """Return the arguments of `model(**batch)`, with `labels`. Steps count from 0, as do the batches of a step."""
 
     def held_out(self) -> Iterable[Batch]:
-        """Batches that are never trained on, the same every time."""
+        """Return batches that are never trained on, the same in every call."""
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The loss in what a model returned.
+    """Return the loss in a model's output.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the output has no loss.
     """
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is None and isinstance(output, tuple) and output:
@@ -44,18 +44,18 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 def count_labels(batch: Batch) -> int:
-    """The labels that count: what a loss is a mean over. A causal model leaves out the first of each row as well."""
+    """Count the labels that a loss averages over. Causal models also leave out the first label of each row."""
     labels = batch.get("labels")
     return 1 if labels is None else int((labels != IGNORED).sum())
 
 
 def count_tokens(batch: Batch) -> int:
-    """The tokens that are read."""
+    """Count the tokens that the model reads."""
     return batch["input_ids"].numel() if "input_ids" in batch else max(tensor.numel() for tensor in batch.values())
 
 
 def mixed_seed(*numbers: int) -> int:
-    """63 bits in which all of `numbers` have their part (SplitMix64; Steele, Lea and Flood, 2014).
+    """Mix all of `numbers` into a seed of 63 bits (SplitMix64; Steele, Lea and Flood, 2014).
 
     Example:
         >>> len({mixed_seed(0, step, micro) % 2**32 for step in range(100) for micro in range(4)})

@@ -1,4 +1,4 @@
-"""A directory that one process at a time writes to."""
+"""Locking a directory, so that only one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["locked"]
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Make `directory` where it is not there, and hold it: until this ends, however it ends, nobody else can.
+    """Create `directory` if needed and lock it. The lock is released when this context or the process ends.
 
-    A file system without locks is written to without one.
+    On a file system without locks the directory is used without one.
 
     Raises:
-        UsageError: another process has it.
-        CheckpointError: it cannot be made.
+        UsageError: another process holds the lock.
+        CheckpointError: the directory cannot be created.
     """
-    import fcntl  # not on Windows, where no more of this file works than its import
+    import fcntl  # Windows does not have it; there this module can only be imported
 
     try:
         directory.mkdir(parents=True, exist_ok=True)

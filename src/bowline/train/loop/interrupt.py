@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: asked for once, the loop ends behind a whole step; asked for twice, at once."""
+"""Ctrl-C and SIGTERM: the first signal ends the loop after the current step, the second one at once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Interrupt"]
 
 
 class Interrupt:
-    """While this lasts, the first signal is kept in `seen`, and the second is a `KeyboardInterrupt`.
+    """A context in which the first signal is only recorded in `seen`, and the second raises `KeyboardInterrupt`.
 
-    Signals belong to the main thread: in another one nothing changes.
+    In a thread other than the main one it does nothing, because only the main thread receives signals.
     """
 
     def __init__(self) -> None:

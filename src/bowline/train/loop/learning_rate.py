@@ -10,9 +10,10 @@ __all__ = ["learning_rate_at"]
 
 
 def learning_rate_at(step: int, settings: TrainerSettings) -> float:
-    """The rate of step 0, 1, ..., steps - 1: (step + 1) / (warmup + 1) of the highest, then down to the least share.
+    """Return the learning rate of a step from 0 to steps - 1.
 
-    The first step of a warm-up is not 0, which would learn nothing, and the last of all has the least rate.
+    During the warm-up it is (step + 1) / (warmup + 1) of the highest rate; then it falls to the lowest share. The first
+    rate is not 0, at which nothing would be learned, and the last step has the lowest rate.
 
     Example:
         >>> settings = TrainerSettings(steps=11, learning_rate=1.0, warmup_steps=1)

@@ -1,4 +1,4 @@
-"""What a record says of a model in training, read from the model and from the process."""
+"""Measurements of a model in training for the log: tie, memory, split of the gradient, and divergence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEGABYTE = 2**20
 
 
 def tie_state(model: nn.Module) -> str:
-    """Whether the head is the table now: "tied" or "untied".
+    """Return "tied" if the head's weight is the table now, and "untied" otherwise.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9)})
@@ -40,11 +40,11 @@ def tie_state(model: nn.Module) -> str:
 
 
 def peak_memory(device: torch.device) -> float:
-    """The most that was held until now, in MB: of the accelerator, or of the process."""
+    """Return the peak memory until now in MB: of the accelerator for CUDA, otherwise of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MEGABYTE
     status = Path("/proc/self/status")
-    if status.exists():  # the kernel's other figure counts the process that started this one
+    if status.exists():  # `ru_maxrss` also counts the process that started this one
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) / 1024
@@ -54,11 +54,11 @@ def peak_memory(device: torch.device) -> float:
 
 @contextmanager
 def split_of_gradient(model: nn.Module, wanted: bool) -> Iterator[SplitMeter | None]:
-    """`split_gradient(model)`, where that is wanted and there is one matrix to split the gradient of."""
+    """Run `split_gradient(model)` if `wanted`; yields `None` if not, or if there is not exactly one tied matrix."""
     with ExitStack() as stack:
         meter = None
         if wanted:
-            with suppress(UsageError):  # several tied matrices: nobody has said which
+            with suppress(UsageError):  # several tied matrices: it is unclear which to split
                 meter = stack.enter_context(split_gradient(model))
         yield meter
 
@@ -66,14 +66,14 @@ def split_of_gradient(model: nn.Module, wanted: bool) -> Iterator[SplitMeter | N
 def diverged(
     model: nn.Module, step: int, seen: Mapping[str, float], before: tuple[float, float, float] | None, kept: str
 ) -> TrainingError:
-    """What a person is told when something is no number any more, with the likely cause.
+    """Make the error for a loss or gradient that is not finite, with the likely cause.
 
     Args:
-        model: it.
-        step: where it was seen, counted from 1.
-        seen: the values there; the first that is not finite is named.
-        before: the first loss of all, the last one, and the gradient's norm then; None at the first step.
-        kept: what is left of the run.
+        model: the model in training.
+        step: the step at which it happened, counted from 1.
+        seen: the values at that step; the error names the first one that is not finite.
+        before: the run's first loss, its last loss before `step`, and the gradient's norm then; None at the first step.
+        kept: a sentence on what is left of the run.
     """
     what, value = next((name, value) for name, value in seen.items() if not math.isfinite(value))
     size = getattr(getattr(model, "config", None), "vocab_size", None)

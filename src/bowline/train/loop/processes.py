@@ -1,4 +1,4 @@
-"""The processes of one run: which batches are whose, and what all must know before any may go on."""
+"""The processes of one distributed run: sharing out batches, and sums that all processes wait for."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ __all__ = ["Processes", "is_first", "joined"]
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes, and speaks to a person: the only one, or number 0 of its group."""
+    """True if this process writes files and messages: it is the only process, or number 0 of its group."""
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 
 class Processes:
-    """`count` processes, of which this one is number `rank`; one of one where nothing was started by `torchrun`."""
+    """The group of `count` processes, of which this one is number `rank`; without `torchrun` it is 0 of 1."""
 
     def __init__(self) -> None:
         self.together = distributed.is_available() and distributed.is_initialized()
         self.rank = distributed.get_rank() if self.together else 0
         self.count = distributed.get_world_size() if self.together else 1
-        # What is on the CPU is agreed upon on the CPU, and no accelerator is waited for.
+        # Values on the CPU are summed on the CPU, without waiting for an accelerator.
         others = self.together and distributed.get_backend() != "gloo"
         self._talk = distributed.new_group(backend="gloo") if others else None
 
     @property
     def first(self) -> bool:
-        """The one that writes."""
+        """True for the process that writes files."""
         return self.rank == 0
 
     def share(self, accumulation: int) -> range:
-        """The numbers of this process's batches in a step.
+        """Return the numbers of this process's batches in a step.
 
         Raises:
             UsageError: the batches of a step cannot be shared out evenly.
@@ -52,7 +52,7 @@ class Processes:
         return range(self.rank, accumulation, self.count)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """The sums over all processes, in float64."""
+        """Return the sums over all processes, in float64; every process waits for all others."""
         if not self.together:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -62,22 +62,22 @@ class Processes:
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[Processes]:
-    """The processes that `torchrun` started, as a group; it stays until the process ends, for a second run joins none.
+    """Join the processes that `torchrun` started into a group, or use the group that exists already.
 
-    A group that exists already is used.
+    The group stays until the process ends, because a process cannot join a second one.
     """
     if distributed.is_available() and not distributed.is_initialized() and "TORCHELASTIC_RUN_ID" in os.environ:
-        importlib.import_module("torch.distributed.nn")  # or, imported later, it holds the group in its defaults
+        importlib.import_module("torch.distributed.nn")  # imported later, it would keep a reference to the group
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
         atexit.register(_leave)
     yield Processes()
 
 
 def _leave() -> None:
-    """Ends the group and its threads, while there is an interpreter; nothing else may hold the group then.
+    """End the group and its threads before the interpreter ends. Nothing else may hold the group then.
 
-    A thread of gloo that lets go of a tensor later is ended by what is left of it, and takes the process along:
-    "terminate called without an active exception".
+    Otherwise a thread of gloo that releases a tensor too late ends the whole process: "terminate called without an
+    active exception".
     """
     if distributed.is_initialized():
         distributed.destroy_process_group()

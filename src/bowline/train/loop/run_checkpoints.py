@@ -1,9 +1,9 @@
-"""Checkpoints of a run: whole or not there, whenever the machine stops.
+"""Checkpoints of a run, each complete or absent, whenever the machine stops.
 
 `out/checkpoints/step-00000200` holds `model.safetensors` (each tensor once, a tied one under one name),
-`optimizer.safetensors` (what the optimizer keeps of each parameter, as `parameter name.key`) and `state.json`. It is
-filled as a hidden sibling, synchronised, and renamed; only then older ones are renamed out of the way and removed. So
-whatever is called `step-...` is whole, and there is one as soon as one was written.
+`optimizer.safetensors` (the optimizer's state of each parameter, as `parameter name.key`) and `state.json`. It is
+written to a hidden directory beside it, synchronised, and renamed; only then are older ones renamed and removed. Every
+directory called `step-...` is therefore complete, and once one was written there is always one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["Checkpoints", "Saved", "newest", "steps_in"]
 
 STEP = re.compile(r"step-(\d{8,})")
 LEFT = re.compile(r"\.step-\d{8,}\..*")
-"""What a kill leaves: half of a new one, or half of an old one that was being removed."""
+"""Leftovers of a killed process: part of a new checkpoint, or of an old one that was being removed."""
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 KEPT: dict[str, Any] = {"step": int, "settings": dict, "pending": list, "before": list}
-"""What a state has to have, of the loop's (`Trainer`), and of which type."""
+"""The keys that `Trainer` needs in a state, and their types."""
 
 
 class Saved:
-    """One checkpoint: its directory and what `state.json` says."""
+    """One saved checkpoint: its directory and the content of `state.json`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -60,10 +60,10 @@ class Saved:
         self.step: int = state["step"]
 
     def expect(self, settings: Mapping[str, Any], may_differ: Collection[str]) -> None:
-        """Check that this was saved by a run with the same settings, but for those that may differ.
+        """Check that this was saved by a run with the same settings, except those in `may_differ`.
 
         Raises:
-            UsageError: it was not; the message names each.
+            UsageError: other settings differ; the message names them.
         """
         before = self.state["settings"]
         odd = [name for name in settings if name not in may_differ and before.get(name) != settings[name]]
@@ -76,10 +76,10 @@ class Saved:
 
     @torch.no_grad()
     def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Put the values into the model and the optimizer, which are built as they were when this was saved.
+        """Copy the saved values into a model and an optimizer that are built like those that were saved.
 
         Raises:
-            CheckpointError: another model's, or files that cannot be read.
+            CheckpointError: the checkpoint is of another model, or its files cannot be read.
         """
         held = model_tensors(model)
         stored, moments = self.tensors(MODEL), self.tensors(OPTIMIZER)
@@ -106,7 +106,7 @@ class Saved:
             optimizer.state[own][key] = tensor.clone().to(own.device)
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        """What one of its two files holds."""
+        """Return the tensors of the file `name`."""
         try:
             with open_checkpoint(self.directory / name) as checkpoint:
                 return {name: stored_tensor(checkpoint, tensor) for name, tensor in checkpoint.tensors.items()}
@@ -120,18 +120,18 @@ class Saved:
 
 
 class Checkpoints(Closing):
-    """The checkpoints in `directory`, of which `keep` stay. One process at a time may have them open."""
+    """The checkpoints in `directory`, of which the newest `keep` stay. Only one process can open them at a time."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory, self.keep = directory, keep
         self._lock = ExitStack()
 
     def __enter__(self) -> Self:
-        """Take the directory, and remove what a kill has left.
+        """Lock the directory, and remove leftovers of a killed process.
 
         Raises:
-            UsageError: another process has it.
-            CheckpointError: it cannot be made.
+            UsageError: another process holds the lock.
+            CheckpointError: the directory cannot be created.
         """
         self._lock.enter_context(locked(self.directory))
         for left in self.directory.iterdir():
@@ -143,10 +143,10 @@ class Checkpoints(Closing):
         self._lock.close()
 
     def save(self, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> Path:
-        """Write the checkpoint of `state["step"]`, then remove the oldest beyond those that stay.
+        """Write the checkpoint of `state["step"]`, then remove all but the newest `keep`.
 
         Raises:
-            CheckpointError: it cannot be written; those before it are as they were.
+            CheckpointError: it cannot be written; earlier checkpoints are unchanged.
         """
         path = self._path(state["step"])
         with publishing(path, replaces=lambda name: True) as stage:
@@ -168,7 +168,7 @@ class Checkpoints(Closing):
 
 
 def steps_in(directory: Path) -> list[int]:
-    """The steps of the checkpoints in `directory`, the newest last."""
+    """Return the steps of the checkpoints in `directory`, newest last."""
     with suppress(FileNotFoundError):
         found = (STEP.fullmatch(path.name) for path in directory.iterdir())
         return sorted(int(match[1]) for match in found if match)
@@ -176,20 +176,20 @@ def steps_in(directory: Path) -> list[int]:
 
 
 def newest(directory: Path) -> Saved | None:
-    """The last checkpoint in `directory`, or None."""
+    """Return the newest checkpoint in `directory`, or None."""
     steps = steps_in(directory)
     return Saved(directory / f"step-{steps[-1]:08d}") if steps else None
 
 
 def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Each parameter and each buffer that is saved, once, under the first of its names."""
+    """Return each parameter and each saved buffer once, under the first of its names."""
     kept = model.state_dict(keep_vars=True)
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
     return {**dict(model.named_parameters()), **buffers}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    """What the optimizer keeps of each parameter, as `name.key`."""
+    """Return the optimizer's state of each parameter, as `name.key`."""
     return {
         f"{name}.{key}": value
         for name, parameter in model.named_parameters()

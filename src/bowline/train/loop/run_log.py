@@ -1,4 +1,4 @@
-"""What a run tells: `log.jsonl`, TensorBoard where it is installed, a bar on a terminal, lines in a pipe."""
+"""The log of a run: `log.jsonl`, TensorBoard if installed, a progress bar on a terminal, lines in a pipe."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from bowline.checkpoint.places.closeable import Closing
 __all__ = ["Log", "Record", "Shown", "line", "read_log", "shown"]
 
 Record: TypeAlias = dict[str, Any]
-"""`step`, `loss` (the mean since the last record), `lr`, `tokens_per_second`, `gradient_norm` (before it is cut),
-`memory_mb` (the most until now), `tie`; where they were measured, `held_out_loss`, `perplexity`, `gradient_split`; in
-the first one `groups`, what decays."""
+"""One record of the log. Every record has `step`, `loss` (the mean since the last record), `lr`, `tokens_per_second`,
+`gradient_norm` (before clipping), `memory_mb` (the peak until now) and `tie`. It has `held_out_loss`, `perplexity` and
+`gradient_split` if they were measured. The first one has `groups`, which says which parameters decay."""
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
 class Log(Closing):
-    """`out/log.jsonl`: one object a line, in the order of steps, also where a run was killed and went on."""
+    """The file `out/log.jsonl`: one object per line, in the order of steps, even in a run that was resumed."""
 
     def __init__(self, out: Path, *, up_to: int) -> None:
-        """Open for records beyond the step `up_to`: later ones, and half a line, are cut off, all at once.
+        """Open the log for records after the step `up_to`; later records and unfinished lines are removed atomically.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the log cannot be written.
         """
         self.path = out / "log.jsonl"
         try:
@@ -46,15 +46,15 @@ class Log(Closing):
         self._board = _tensorboard(out / "tensorboard", up_to)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append a record, in one write.
+        """Append a record in one write.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the log cannot be written.
         """
         self.history.append(dict(record))
         encoded = _encoded(record)
         try:
-            if self._file.write(encoded) < len(encoded):  # the disk took a part, and says why at the next byte
+            if self._file.write(encoded) < len(encoded):  # a partial write: the next one raises the reason
                 self._file.write(b"\n")
         except OSError as error:
             raise cannot_write(self.path, error) from error
@@ -63,10 +63,10 @@ class Log(Closing):
                 self._board.add_scalar(name, value, record["step"])
 
     def synchronise(self) -> None:
-        """Return when the records would survive a loss of power.
+        """Flush the records to the disk, so that they survive a power failure.
 
         Raises:
-            CheckpointError: they would not.
+            CheckpointError: the disk reports an error.
         """
         try:
             os.fsync(self._file.fileno())
@@ -84,7 +84,7 @@ def _encoded(record: Mapping[str, Any]) -> bytes:
 
 
 def read_log(path: Path) -> Iterator[Record]:
-    """The records of a log; a line that was cut by a kill is passed over."""
+    """Yield the records of a log. A line that a killed process left unfinished is skipped."""
     with suppress(FileNotFoundError):
         for text in path.read_bytes().splitlines():
             with suppress(ValueError):
@@ -94,7 +94,7 @@ def read_log(path: Path) -> Iterator[Record]:
 
 
 def _tensorboard(directory: Path, up_to: int) -> Any:
-    """TensorBoard's writer, where it is installed; what it had beyond the step `up_to` is hidden."""
+    """Return TensorBoard's writer, or None if it is not installed. Its records after `up_to` are hidden."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -114,7 +114,7 @@ def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def line(record: Mapping[str, Any], steps: int) -> str:
-    """A record for a person.
+    """Format a record as a line for a person.
 
     Example:
         >>> line({"step": 20, "loss": 4.5, "held_out_loss": 4.0, "perplexity": 54.6, "tie": "tied"}, 200)
@@ -135,7 +135,7 @@ def line(record: Mapping[str, Any], steps: int) -> str:
 
 
 class Shown:
-    """For `Trainer(log=shown.record, on_step=shown.step)`."""
+    """Shows a run, as lines or as a progress bar: `Trainer(log=shown.record, on_step=shown.step)`."""
 
     def __init__(self, steps: int, lines: TextIO | None, bars: Any) -> None:
         self._steps, self._lines, self._bars = steps, lines, bars
@@ -143,7 +143,7 @@ class Shown:
         self._held_out = ""
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Write it as a line; on the bar, the latest evaluation stays beside the latest loss."""
+        """Write the record as a line, and on the bar beside the latest evaluation."""
         if self._lines is not None:
             if "groups" in record:
                 self._lines.write(f"{record['groups']}\n")
@@ -157,14 +157,14 @@ class Shown:
             self._bars.update(self._task, completed=record["step"], description=text)
 
     def step(self, step: int) -> None:
-        """Move the bar."""
+        """Advance the progress bar."""
         if self._bars is not None:
             self._bars.update(self._task, completed=step)
 
 
 @contextmanager
 def shown(steps: int) -> Iterator[Shown]:
-    """A bar on stderr where that is a terminal, and a line for each record on stdout where that is none."""
+    """Show a bar on stderr if it is a terminal, and a line per record on stdout if it is not a terminal."""
     lines = None if sys.stdout is None or sys.stdout.isatty() else sys.stdout
     with ExitStack() as stack:
         bars = None

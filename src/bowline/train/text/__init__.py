@@ -1,1 +1,1 @@
-"""Plain text to batches: the corpus, its tokenizer, packed tokens, and the objectives that cut them into batches."""
+"""From plain text to batches: corpus, tokenizer, packed tokens, and the objectives that make batches of them."""

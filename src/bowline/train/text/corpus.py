@@ -17,23 +17,23 @@ from bowline.errors import UsageError
 __all__ = ["Corpus", "CorpusSurvey", "find_text"]
 
 STDLIB = "stdlib"
-"""The word for the text that is there on every machine."""
+"""The value of `data` for the standard library's source, which every machine has."""
 NOT_SOURCE = frozenset(
     {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "dist-packages", "__pycache__"}
 )
-"""Parts of the standard library that are left out: its tests, which not every Python comes with, two tables of data
-that are written as Python, and what was installed beside it."""
+"""Directories of the standard library that are left out: its tests, which not every Python includes, two with tables
+of data written as Python, and installed packages."""
 FEW = 20
-"""Fewer files than this are cut into documents, so that there is something to hold out."""
+"""With fewer files than this, files are cut into documents, so that some can be held out."""
 PIECE = 8192
-"""The characters from which on a piece of a cut file may end."""
+"""The least number of characters in a piece of a cut file, except the last piece."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSurvey:
-    """What one pass over the text has counted. `sizes` and `hashes` are of the documents, in their order.
+    """The counts from one pass over the text. `sizes` and `hashes` are those of the documents, in their order.
 
-    `skipped_bytes` were no UTF-8, `skipped_files` were no text (they have a NUL byte, as images and archives have).
+    `skipped_bytes` were not UTF-8; `skipped_files` were not text (they contain a NUL byte, as images and archives do).
     """
 
     sizes: tuple[int, ...]
@@ -44,17 +44,17 @@ class CorpusSurvey:
 
     @property
     def documents(self) -> int:
-        """How many there are."""
+        """The number of documents."""
         return len(self.sizes)
 
     @property
     def characters(self) -> int:
-        """Of all documents together."""
+        """The number of characters in all documents."""
         return sum(self.sizes)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the text of all documents in their order: another text has another one."""
+        """A hash of the text of all documents in their order: it differs if the text differs."""
         return hashlib.blake2b("\n".join(self.hashes).encode(), digest_size=16).hexdigest()
 
     def __str__(self) -> str:
@@ -69,17 +69,17 @@ class CorpusSurvey:
 
 
 class Corpus:
-    """Documents of text, read from their files each time they are asked for: as many as the disk holds.
+    """Documents of text, read from their files in each iteration, so that the text need not fit into memory.
 
-    A document is a file; where there are fewer than 20 files, a piece of one, cut at a blank line (or the end of a
-    line, where a file has no blank ones) after 8192 characters or more. Empty ones are left out.
+    A document is a file. With fewer than 20 files it is a piece of a file, cut at a blank line (or at the end of a line
+    if the file has no blank lines) after 8192 characters or more. Empty documents are left out.
 
     Args:
-        files: in the order in which they are read.
-        strict: bytes that are no UTF-8, and files that are no text, are refused; otherwise skipped and counted.
+        files: the files, in the order in which they are read.
+        strict: refuse bytes that are not UTF-8 and files that are not text; otherwise skip and count them.
 
     Raises:
-        UsageError: a file that cannot be read; in `strict`, one that is no text; in `survey`, no text at all.
+        UsageError: a file that cannot be read; if `strict`, a file that is not text; in `survey`, no text at all.
     """
 
     def __init__(self, files: Sequence[Path], *, strict: bool = False) -> None:
@@ -93,13 +93,13 @@ class Corpus:
 
     @cached_property
     def cut(self) -> bool:
-        """Whether so few files are text that they are cut."""
+        """True if so few files are text that they are cut into pieces."""
         text = (path for path in self.files if self._text(path)[0] is not None)
         return len(self.files) < FEW or len(list(islice(text, FEW))) < FEW
 
     @cached_property
     def survey(self) -> CorpusSurvey:
-        """The counts; one pass over the files, once."""
+        """The counts, from one pass over the files when first used."""
         sizes, hashes = [], []
         skipped_bytes = skipped_files = 0
         for path in self.files:
@@ -124,7 +124,7 @@ class Corpus:
         )
 
     def _text(self, path: Path) -> tuple[str | None, int]:
-        """The text of a file and the number of bytes that were skipped; `None` for a file that is no text."""
+        """Return the text of a file, `None` if it is not text, and the number of skipped bytes."""
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -163,15 +163,15 @@ def find_text(
     strict: bool = False,
     without: Path | None = None,
 ) -> Corpus:
-    """The corpus of `data`: "stdlib", files, directories, or several of these.
+    """Find the corpus of `data`: "stdlib", files, directories, or several of these.
 
-    Of a directory, every file below it, sorted by path, but for hidden ones. "stdlib" is the source text of this
+    A directory stands for every file below it, sorted by path, except hidden ones. "stdlib" is the source text of this
     Python's standard library (`*.py`, sorted), without its tests, the tables of `encodings` and of `pydoc_data`, and
-    packages that were installed: the same on every machine with the same Python. What is below `without` is left out:
-    the directory of the run itself.
+    installed packages; it is the same on every machine with the same Python. Files below `without`, the directory of
+    the run itself, are left out.
 
     Raises:
-        UsageError: nothing is there, or there is no file in it.
+        UsageError: a path does not exist, or there is no file in it.
 
     Example:
         >>> corpus = find_text("stdlib")
@@ -194,7 +194,7 @@ def find_text(
 def _below(place: Path, without: Path | None) -> list[Path]:
     try:
         mode = place.stat().st_mode
-    except (OSError, ValueError) as error:  # a ValueError at a NUL byte
+    except (OSError, ValueError) as error:  # a NUL byte in the path is a ValueError
         why = getattr(error, "strerror", None) or error
         seen = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {why}"
         raise UsageError(f"{place!s:.200}: {seen}", help=f"name files, a directory, or {STDLIB}") from None
@@ -209,7 +209,7 @@ def _below(place: Path, without: Path | None) -> list[Path]:
 
 
 def _spelled_below(inner: Path, place: Path) -> Path | None:
-    """`inner` as a path that begins with `place`; `None` where it is not below it."""
+    """Return `inner` as a path that begins with `place`, or `None` if it does not lie below `place`."""
     real, root = inner.resolve(), place.resolve()
     return place / real.relative_to(root) if real != root and real.is_relative_to(root) else None
 
@@ -221,7 +221,7 @@ def _stdlib() -> list[Path]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in pieces of `PIECE` characters or more, each up to a blank line, or else to the end of a line."""
+    """Yield the text in pieces of `PIECE` characters or more, each up to a blank line, or else to a line's end."""
     stop = "\n\n" if "\n\n" in text else "\n"
     start = 0
     while start < len(text):

@@ -1,11 +1,11 @@
-"""Documents as one row of token ids on the disk, mapped into memory, and another row that is held out.
+"""Packed tokens: the documents as two rows of token ids on the disk, one for training and one held out.
 
-    DIR/train.bin       ids, each document followed by the separator, uint16 or uint32 in this machine's order
-    DIR/held_out.bin    the same, of whole documents that are in no other row
-    DIR/packed.json     what they are, written last
+    DIR/train.bin       ids, each document followed by the separator, uint16 or uint32 in this machine's byte order
+    DIR/held_out.bin    the same for the held-out documents, which are whole and not in train.bin
+    DIR/packed.json     a description of both, written last
 
-Made once: a directory whose `packed.json` has the same fingerprint is used as it is. It takes its name when it is
-whole, so that a kill leaves the old one or none.
+A directory whose `packed.json` has the same fingerprint is used as it is. A new directory gets its name only when it is
+complete, so that a killed process leaves the old directory or none.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from bowline.train.text.tokenizer_training import TextTokenizer
 __all__ = ["Packed", "held_out_documents", "open_packed", "pack", "training_documents"]
 
 VERSION = 1
-"""Of the format: another one is made anew."""
+"""The version of the format. Rows of another version are made anew."""
 ROWS = ("train", "held_out")
 AT_ONCE = 256
-"""Documents that are encoded together."""
+"""The number of documents that are encoded together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Packed:
-    """Two rows of ids, mapped: they are read as they are asked for, and are never in memory whole.
+    """Two rows of ids, memory-mapped, so that only the parts in use are read.
 
-    `documents` and `held_out_documents` say of how many documents.
+    `documents` and `held_out_documents` are the numbers of documents in them.
     """
 
     train: npt.NDArray[Any]
@@ -54,9 +54,9 @@ class Packed:
         )
 
     def unigram(self, vocab_size: int, smoothing: float = 1.0) -> npt.NDArray[np.float64]:
-        """How often each token stands in the text to train on, (V,), as shares: (count + smoothing) / all.
+        """Return the smoothed frequency of each token in the training text, (V,): (count + smoothing) / sum.
 
-        Its log as a head's bias makes a model that knows no context predict how often each token comes.
+        With its logarithm as the head's bias, a model that uses no context predicts these frequencies.
         """
         counts: npt.NDArray[np.float64] = np.full(vocab_size, smoothing)
         for start in range(0, len(self.train), 2**24):
@@ -66,13 +66,13 @@ class Packed:
 
 
 def held_out_documents(survey: CorpusSurvey, share: float) -> frozenset[int]:
-    """The documents that are held out, by their number: `share` of the text, no more, whatever the order of the files.
+    """Choose the held-out documents, by number: at most `share` of the text, whatever the order of the files.
 
-    Documents are taken in the order of their hashes, as they fit; copies of one another go together. Where none fits,
+    Documents are taken in the order of their hashes, as far as they fit; equal documents stay together. If none fits,
     the shortest is taken.
 
     Raises:
-        UsageError: a share that is none, or fewer than two documents.
+        UsageError: a share that is not between 0 and 1, or fewer than two different documents.
     """
     if not isinstance(share, (int, float)) or not 0 < share < 1:
         raise UsageError(f"a held-out share of {share!r:.60}: expected a number above 0 and below 1")
@@ -98,7 +98,7 @@ def held_out_documents(survey: CorpusSurvey, share: float) -> frozenset[int]:
 
 
 def training_documents(corpus: Corpus, held_out: frozenset[int]) -> Iterator[str]:
-    """Those that are not held out: what a tokenizer may be trained on."""
+    """Return the documents that are not held out, on which a tokenizer can be trained."""
     return (document for at, document in enumerate(corpus) if at not in held_out)
 
 
@@ -110,18 +110,18 @@ def pack(
     share: float = 0.05,
     progress: Callable[[int], object] | None = None,
 ) -> Packed:
-    """The rows of a corpus, from `directory` where it has them, else made there.
+    """Open the packed tokens of a corpus in `directory`, or make them there if they are missing or differ.
 
     Args:
         corpus: the text.
-        tokenizer: of the ids.
-        directory: new, or of an earlier `pack`.
-        share: of the text that is held out.
-        progress: called with the number of documents that were encoded since the last call.
+        tokenizer: the tokenizer that makes the ids.
+        directory: a new directory, or one that an earlier `pack` made.
+        share: the share of the text to hold out.
+        progress: called with the number of documents encoded since the last call.
 
     Raises:
         UsageError: too little text for the split, or a directory that holds something else.
-        CheckpointError: it cannot be written.
+        CheckpointError: the directory cannot be written.
     """
     survey = corpus.survey
     held_out = held_out_documents(survey, share)
@@ -149,7 +149,7 @@ def pack(
 
 
 def open_packed(directory: Path) -> Packed | None:
-    """The rows in `directory`, or `None` where they are not whole."""
+    """Open the packed tokens in `directory`, or return `None` if they are not complete."""
     content = _stated(directory)
     if content is None:
         return None
@@ -179,7 +179,7 @@ def _write(
     dtype: np.dtype[Any],
     progress: Callable[[int], object] | None,
 ) -> dict[str, int]:
-    """The two rows into `stage`, a few documents at a time; returns how many ids and documents there are."""
+    """Write both rows into `stage`, a few documents at a time; returns the numbers of ids and documents."""
     counts = dict.fromkeys((*ROWS, "documents", "held_out_documents"), 0)
     with (stage / "train.bin").open("wb") as train, (stage / "held_out.bin").open("wb") as held:
         for first, texts in _batches(corpus):
@@ -207,7 +207,7 @@ def _batches(corpus: Corpus) -> Iterator[tuple[int, list[str]]]:
 
 
 def _stated(directory: Path) -> dict[str, Any] | None:
-    """What `packed.json` says, or `None` where there is none of ours."""
+    """Return the content of `packed.json`, or `None` if the file is missing or not Bowline's."""
     try:
         content = json.loads((directory / "packed.json").read_bytes())
     except (OSError, ValueError):

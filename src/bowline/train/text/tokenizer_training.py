@@ -2,10 +2,10 @@
 
     gpt2, lstm   byte-level BPE (Radford et al., 2019): every text has tokens, <|endoftext|> stands between documents
     bert         WordPiece (Devlin et al., 2018), cased: words and punctuation, the spaces between them are lost
-    t5           Unigram (Kudo, 2018) with the sentinels <extra_id_0>, <extra_id_1>, ..., the last ids counted down
+    t5           Unigram (Kudo, 2018) with the sentinels <extra_id_0>, <extra_id_1>, ... as the last ids, counting down
 
-The same text gives the same tokenizer. Of BERT's and T5's the library numbers the pieces as its hash tables happen to
-lie: here letters are numbered first, and pieces by their score.
+The same text gives the same tokenizer. For BERT and T5 the library would number pieces in the order of its hash tables,
+which is random; here letters are numbered first, and pieces by their score.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from bowline.models.common.tokenizer import Tokenizer
 __all__ = ["TextTokenizer", "take_tokenizer", "train_tokenizer"]
 
 SAMPLE = 2**25
-"""The most characters that a tokenizer is trained on; of a longer text, documents at equal distances."""
+"""The most characters to train a tokenizer on. From a longer text, evenly spaced documents are used."""
 END = "<|endoftext|>"
 OF_BERT = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
 OF_BERT |= {"mask_token": "[MASK]"}
 OF_T5 = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 SENTINEL = re.compile(r"<extra_id_(\d+)>")
 SENTINELS = 100
-"""As many as T5 has; of fewer than 2000 tokens, one in twenty."""
+"""The number of sentinels, as in T5. In a vocabulary of fewer than 2000 tokens it is one in twenty."""
 WORDS = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""GPT-2's cut, but for English contractions: runs of spaces stay together, as code indents with them."""
+"""GPT-2's pattern without English contractions. It keeps runs of spaces together, as in indented code."""
 FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -51,15 +51,15 @@ FILES = (
     "merges.txt",
     "vocab.txt",
 )
-"""What is kept of a tokenizer that is taken from elsewhere."""
+"""The files to keep of an existing tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TextTokenizer:
-    """Text to ids, and what training has to know of them: the special tokens' ids, `None` where there is none.
+    """A tokenizer for training: text to ids, and the ids of special tokens, `None` for those it does not have.
 
-    `separator` ends a document among packed ones. `sentinels` are T5's, <extra_id_0> first. `files` are what a
-    directory needs so that Bowline and transformers load the same.
+    `separator` ends each packed document. `sentinels` are T5's, <extra_id_0> first. `files` are the files of a
+    directory from which Bowline and transformers load the same tokenizer.
     """
 
     backend: tokenizers.Tokenizer
@@ -73,11 +73,11 @@ class TextTokenizer:
     special: frozenset[int] = field(default_factory=frozenset)
 
     def __len__(self) -> int:
-        """The rows that an embedding of these tokens needs."""
+        """Return the number of rows that an embedding of these tokens needs."""
         return 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without special tokens: where a text spells one out, it is text."""
+        """Return the ids of each text, without special tokens. A special token written in a text is plain text."""
         self.backend.encode_special_tokens = True
         return [one.ids for one in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
@@ -91,14 +91,14 @@ class TextTokenizer:
 def train_tokenizer(
     family: str, documents: Iterable[str], vocab_size: int, *, characters: int = 0, exactly: bool = False
 ) -> TextTokenizer:
-    """The tokenizer of a family, of at most `vocab_size` tokens.
+    """Train the tokenizer of a family, with at most `vocab_size` tokens.
 
     Args:
         family: gpt2, lstm, bert or t5.
         documents: the text, read once.
-        vocab_size: special tokens counted too.
-        characters: of all documents, where there may be more than 2^25: then some of them are enough.
-        exactly: fewer tokens than `vocab_size` are an error; else the result has as many as the text gives.
+        vocab_size: the size of the vocabulary, including special tokens.
+        characters: the number of characters in all documents; above 2^25, only some documents are used.
+        exactly: raise an error if the text supports fewer tokens; otherwise return as many as it supports.
 
     Raises:
         UsageError: a vocabulary too small for the letters that it begins with, or larger than the text supports.
@@ -133,11 +133,11 @@ def train_tokenizer(
 
 
 def take_tokenizer(family: str, path: str | os.PathLike[str]) -> TextTokenizer:
-    """The tokenizer of a directory or a Hub repository, for a new model of `family`.
+    """Load the tokenizer of a directory or a Hub repository, for a new model of `family`.
 
     Raises:
-        UsageError: none is there, or it lacks a special token that the family's training needs.
-        FormatError: it cannot be read.
+        UsageError: there is no tokenizer, or it lacks a special token that training the family needs.
+        FormatError: the tokenizer cannot be read.
     """
     backend = Tokenizer.from_pretrained(path).backend
     if Path(path).is_dir():
@@ -228,7 +228,11 @@ def _wordpiece(sample: list[str], vocab_size: int) -> tuple[tokenizers.Tokenizer
     cut = pre_tokenizers.BertPreTokenizer()
     sample, letters = _usual_letters([normalizer.normalize_str(text) for text in sample], vocab_size // 8)
     inside = [f"##{letter}" for letter in letters if len(cut.pre_tokenize_str(f"a{letter}")) == 1]
-    first = [*OF_BERT.values(), *letters, *inside]  # numbered here: the trainer would do so in an order of chance
+    first = [
+        *OF_BERT.values(),
+        *letters,
+        *inside,
+    ]  # the trainer would number them in a random order
     learner = tokenizers.Tokenizer(models.WordPiece(unk_token=OF_BERT["unk_token"]))
     learner.pre_tokenizer = cut
     trainer = trainers.WordPieceTrainer(
@@ -283,10 +287,10 @@ def _unigram(sample: list[str], vocab_size: int) -> tuple[tokenizers.Tokenizer, 
 
 
 def _levelled(scored: dict[str, float]) -> dict[str, float]:
-    """The scores without what is chance in them, rounded.
+    """Return the scores, rounded, without their random part.
 
-    Letters that are no pieces of their own have the lowest score, the next one 1e-4 more, and so on in the order of a
-    hash table: all of them get the lowest.
+    The trainer gives letters that are not pieces themselves the lowest score, the next one 1e-4 more, and so on, in the
+    random order of a hash table. Here all of them get the lowest score.
     """
     letters = [piece for piece in scored if len(piece) == 1]
     lowest = min(scored.values())
@@ -296,8 +300,10 @@ def _levelled(scored: dict[str, float]) -> dict[str, float]:
 
 
 def _usual_letters(sample: list[str], most: int) -> tuple[list[str], list[str]]:
-    """The text with spaces in the place of characters that are seen once, or beyond the `most` frequent; and those
-    that are left, without spaces, sorted."""
+    """Replace rare characters of the text by spaces: those seen once, and those beyond the `most` frequent.
+
+    Returns the text, and the characters that are left, sorted and without white space.
+    """
     counts: Counter[str] = Counter()
     for text in sample:
         counts.update(text)

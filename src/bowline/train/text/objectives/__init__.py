@@ -1,4 +1,4 @@
-"""Packed tokens to batches: next tokens, hidden tokens, hidden spans. Each batch is a function of seed and number."""
+"""Batches from packed tokens: next tokens, masked tokens, masked spans. A batch depends on seed and number only."""
 
 from __future__ import annotations
 

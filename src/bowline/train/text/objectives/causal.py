@@ -1,4 +1,4 @@
-"""Next tokens: the text itself is the labels, which the models shift."""
+"""The objective of next tokens: the labels are the text itself, and the models shift them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class CausalBatches:
     Args:
         train: (N,) ids.
         held_out: (M,) ids.
-        length: of a window; of its tokens all but the first are predicted.
-        batch_size: windows of a batch.
-        accumulation: batches of a step.
-        seed: of the order.
-        held_out_tokens: that an evaluation reads at most.
+        length: the tokens of a window; all but the first are predicted.
+        batch_size: the windows of a batch.
+        accumulation: the batches of a step.
+        seed: the seed of the windows' order.
+        held_out_tokens: the largest number of tokens that an evaluation reads.
 
     Raises:
-        UsageError: less text than one window, to train on or held out.
+        UsageError: the training text or the held-out text is shorter than one window.
     """
 
     def __init__(
@@ -46,29 +46,29 @@ class CausalBatches:
         self.windows = Windows(train, self.read_length(length), seed=seed)
         self.kept, self.most = held_out, held_out_tokens
         self.batch_size, self.accumulation, self.seed = batch_size, accumulation, seed
-        next(self.held_out())  # too little text is said now, not at the first evaluation
+        next(self.held_out())  # too little text raises now, not at the first evaluation
 
     @property
     def epoch(self) -> float:
-        """The steps in which every window is seen once."""
+        """The number of steps in which every window is seen once."""
         return len(self.windows) / (self.batch_size * self.accumulation)
 
     def read_length(self, length: int) -> int:
-        """The tokens of the row from which an input of `length` is made."""
+        """Return the number of text tokens from which an input of `length` is made."""
         return length
 
     def at(self, step: int, micro: int = 0) -> dict[str, torch.Tensor]:
-        """The batch number `micro` of a step."""
+        """Return batch number `micro` of a step."""
         rows = self.windows.rows(step, micro, self.batch_size, self.accumulation)
         return self.made(rows, ("train", self.seed, step, micro))
 
     def held_out(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Batches of the text that is held out, the same every time and for every seed."""
+        """Yield batches of the held-out text, the same in every call and for every seed."""
         windows = Windows.in_order(self.kept, self.windows.length, self.batch_size, self.most)
         for at, rows in enumerate(windows):
             yield self.made(rows, ("held out", at))
 
     def made(self, rows: npt.NDArray[Any], key: tuple[int | str, ...]) -> dict[str, torch.Tensor]:
-        """What the model is given of these windows; draws belong to `key`."""
+        """Make the model's inputs from these windows. Random choices depend on `key`."""
         ids = torch.from_numpy(rows)
         return {"input_ids": ids, "labels": ids}

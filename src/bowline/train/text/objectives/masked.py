@@ -1,4 +1,4 @@
-"""Hidden tokens (Devlin et al., 2018): of each window a share, 15%, is to be told, most of it behind [MASK]."""
+"""The objective of masked tokens (Devlin et al., 2018): predict 15% of each window, most of it replaced by [MASK]."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from bowline.train.text.objectives.windows import random_for
 __all__ = ["MaskedBatches"]
 
 REPLACED, RANDOM = 0.8, 0.1
-"""Of the tokens asked for: where [MASK] stands, and where any token does; the rest stand as they are."""
+"""The shares of the predicted tokens that become [MASK], and another token. The rest are not changed."""
 
 
 class MaskedBatches(CausalBatches):
-    """Batches for a masked language model: `input_ids` and `labels`, -100 where nothing is asked.
+    """Batches for a masked language model: `input_ids`, and `labels` that are -100 at tokens not to predict.
 
-    A row is [CLS], length - 2 tokens of the text, and [SEP]. Of the tokens that are not special, `share` is asked for,
-    rounded, at least one; each of them is [MASK] with probability .8, another token with .1, itself with .1.
+    A row is [CLS], length - 2 tokens of the text, and [SEP]. The model predicts `share` of the tokens that are not
+    special, rounded, but at least one. Each of them becomes [MASK] with probability .8, another token with .1, and is
+    unchanged with .1.
 
     Args:
         train: (N,) ids.
@@ -32,16 +33,16 @@ class MaskedBatches(CausalBatches):
         separator: the id of [SEP].
         mask: the id of [MASK].
         vocab_size: V.
-        share: of the tokens, how many are asked for. BERT's authors took 15%; Wettig et al. (2022) found more to be
-            better for large models: each step then learns from more, and has less to learn it from.
-        special: ids that are never asked for.
-        random_tokens: "all" draws the other token from the whole vocabulary, as BERT's authors did (their
-            `create_pretraining_data.py`), special tokens among it; "ordinary" leaves the special ones out.
+        share: the share of tokens to predict. BERT's authors used 15%. Wettig et al. (2022) found a larger share better
+            for large models: each step then has more tokens to predict, and less context to predict them from.
+        special: ids that are never predicted.
+        random_tokens: "all" draws the other token from the whole vocabulary, including special tokens, as BERT's
+            authors did (their `create_pretraining_data.py`); "ordinary" excludes special tokens.
         options: those of `CausalBatches`.
 
     Raises:
-        UsageError: as `CausalBatches`; a share that is none; a length without room for text; a vocabulary of special
-            tokens alone.
+        UsageError: as `CausalBatches`; a share that is not between 0 and 1; a length without room for text; only
+            special tokens in the vocabulary.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class MaskedBatches(CausalBatches):
         ends = np.ones((len(rows), 1), np.int64)
         ids = np.concatenate([ends * self.begin, rows, ends * self.separator], 1)  # (B, length)
         ordinary = ~self.special[ids]
-        order = np.where(ordinary, random.random(ids.shape), 2.0).argsort(1)  # those that may be hidden first
+        order = np.where(ordinary, random.random(ids.shape), 2.0).argsort(1)  # tokens that can be masked come first
         may = ordinary.sum(1, keepdims=True)
         wanted = np.minimum(np.maximum(np.rint(may * self.share), 1), may)
         asked = np.zeros(ids.shape, bool)

@@ -1,11 +1,11 @@
-"""Hidden spans (Raffel et al., 2020): T5 reads text with holes, and writes what was in them.
+"""The objective of masked spans (Raffel et al., 2020): T5 reads text with holes and predicts what was in them.
 
     text      the knot holds and does not slip
     input     the <extra_id_0> and does <extra_id_1> slip </s>
     labels    <extra_id_0> knot holds <extra_id_1> not </s>
 
-Lengths are the authors' (`text-to-text-transfer-transformer`, `preprocessors.py`: `random_spans_helper`,
-`random_spans_noise_mask`): so many tokens of text are read that inputs have `length`, and no row is padded.
+Lengths follow the authors' code (`text-to-text-transfer-transformer`, `preprocessors.py`: `random_spans_helper`,
+`random_spans_noise_mask`): the number of text tokens is chosen so that inputs have `length`, and no row is padded.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ DENSITY, MEAN_SPAN = 0.15, 3.0
 
 
 def spans_of(tokens: int, density: float = DENSITY, mean_span: float = MEAN_SPAN) -> tuple[int, int]:
-    """How many of so many tokens are hidden, and in how many spans."""
+    """Return how many of `tokens` tokens are masked, and in how many spans."""
     hidden = min(max(round(tokens * density), 1), tokens - 1)
     return hidden, min(max(round(hidden / mean_span), 1), hidden, tokens - hidden)
 
 
 def span_lengths(length: int, density: float = DENSITY, mean_span: float = MEAN_SPAN) -> tuple[int, int]:
-    """The tokens of text from which inputs of at most `length` are made, as many as can be, and their labels' length.
+    """Return the most text tokens whose input is at most `length` long, and the length of their labels.
 
     Example:
         >>> span_lengths(512)
@@ -55,31 +55,31 @@ def span_lengths(length: int, density: float = DENSITY, mean_span: float = MEAN_
 def span_mask(
     tokens: int, random: np.random.Generator, density: float = DENSITY, mean_span: float = MEAN_SPAN
 ) -> npt.NDArray[np.bool_]:
-    """Which tokens are hidden, (tokens,): spans of one token or more with one or more between them, text first."""
+    """Draw which tokens are masked, (tokens,). The text comes first; spans and gaps have at least one token."""
     hidden, spans = spans_of(tokens, density, mean_span)
     lengths = np.stack([_cut(tokens - hidden, spans, random), _cut(hidden, spans, random)], 1).ravel()
     return np.repeat(np.arange(2 * spans) % 2 == 1, lengths)
 
 
 def _cut(items: int, parts: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
-    """`items` in `parts` lengths of one or more, every way to cut them as likely as another."""
+    """Cut `items` into `parts` lengths of at least one, with equal probability for every way to cut."""
     ends = np.sort(random.choice(items - 1, parts - 1, replace=False)) + 1
     return np.diff(np.concatenate([[0], ends, [items]]))
 
 
 class SpanBatches(CausalBatches):
-    """Batches for T5: `input_ids` (batch_size, length) and `labels`, shorter; the model shifts them for its decoder.
+    """Batches for T5: `input_ids` (batch_size, length) and shorter `labels`, which the model shifts for its decoder.
 
     Args:
         train: (N,) ids.
         held_out: (M,) ids.
         sentinels: the ids of <extra_id_0>, <extra_id_1>, ...
         eos: the id that ends inputs and labels.
-        share: of the tokens, how many are hidden.
+        share: the share of tokens to mask.
         options: those of `CausalBatches`.
 
     Raises:
-        UsageError: as `CausalBatches`; fewer sentinels than a row of this length has holes.
+        UsageError: as `CausalBatches`; fewer sentinels than holes in a row.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class SpanBatches(CausalBatches):
         return self._holes(row, hidden), self._holes(row, ~hidden)
 
     def _holes(self, row: npt.NDArray[Any], hole: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-        """The row with a sentinel in the place of each hole, and the end."""
+        """Replace each hole in the row by a sentinel, and append the end token."""
         begins = hole & ~np.concatenate([[False], hole[:-1]])
-        number = begins.cumsum() - 1  # the labels' first hole is the text before the first span: both count alike
+        number = begins.cumsum() - 1  # in labels the text before the first span is a hole, so both count alike
         filled = np.where(begins, self.sentinels[number * begins], row)
         return np.append(filled[~hole | begins], self.eos)

@@ -1,4 +1,4 @@
-"""Windows of packed tokens in an order of chance that is computed, not stored: the i-th window is a function of i."""
+"""Windows of packed tokens in a random order that is computed, not stored: the i-th window is a function of i."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from bowline.errors import UsageError
 __all__ = ["Windows", "permuted", "random_for"]
 
 ROUNDS = 6
-"""Of a Feistel network; from four on it looks like chance to whoever has no key (Luby and Rackoff, 1988)."""
+"""Rounds of the Feistel network; from four on it looks random without the key (Luby and Rackoff, 1988)."""
 
 
 def random_for(*key: int | str) -> np.random.Generator:
-    """Random numbers that belong to this key, of any whole numbers and words."""
+    """Return a random generator for this key of integers and strings."""
     return np.random.Generator(np.random.Philox(key=_hash(key, 16)))
 
 
 def permuted(at: int, count: int, *key: int | str) -> int:
-    """Where `at` goes under a permutation of 0 to count - 1 that belongs to the key, in no memory.
+    """Return the place of `at` under the key's permutation of 0 to count - 1, without storing the permutation.
 
-    A Feistel network permutes the next larger power of four; what lands outside is sent through again until it is in.
+    A Feistel network permutes the next larger power of four. A result outside of the range is permuted again until it
+    lies inside.
 
     Example:
         >>> sorted(permuted(at, 10, "seed", 0) for at in range(10)) == list(range(10))
@@ -47,15 +48,15 @@ def _hash(key: tuple[int | str, ...], size: int) -> int:
 
 
 class Windows:
-    """The windows of `length` tokens in a row of ids, each once in an epoch, in an order that `seed` gives.
+    """The windows of `length` tokens in a row of ids, each once per epoch, in an order that depends on `seed`.
 
-    Epochs differ in their order and in where the first window begins, so that a token is not always at the same place
-    of its window. Less than a window of the row is left out in each epoch.
+    Each epoch has its own order and its own start of the first window, so that a token changes its place in the window.
+    An epoch leaves out less than one window of the row.
 
     Args:
-        tokens: (N,), a mapped file or an array.
-        length: of a window.
-        seed: of the order.
+        tokens: the ids (N,), a mapped file or an array.
+        length: the length of a window.
+        seed: the seed of the order.
 
     Raises:
         UsageError: a row shorter than one window.
@@ -77,24 +78,24 @@ class Windows:
         self.count = (len(tokens) - self.slack + 1) // length
 
     def __len__(self) -> int:
-        """The windows of an epoch."""
+        """Return the number of windows in an epoch."""
         return self.count
 
     def __getitem__(self, at: int) -> npt.NDArray[np.int64]:
-        """The window number `at` of a walk without end, (length,)."""
+        """Return window number `at`, (length,), counted on through all epochs without end."""
         epoch, within = divmod(at, self.count)
         offset = _hash(("offset", self.seed, epoch), 8) % self.slack
         start = offset + self.length * permuted(within, self.count, "order", self.seed, epoch)
         return np.asarray(self.tokens[start : start + self.length], np.int64)
 
     def rows(self, step: int, micro: int, batch_size: int, accumulation: int) -> npt.NDArray[np.int64]:
-        """The windows of one batch, (batch_size, length): no two batches of an epoch share one."""
+        """Return the windows of one batch, (batch_size, length). Batches of one epoch share no window."""
         first = (step * accumulation + micro) * batch_size
         return np.stack([self[first + row] for row in range(batch_size)])
 
     @staticmethod
     def in_order(tokens: npt.NDArray[Any], length: int, batch_size: int, most: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Held-out windows, (batch_size, length) each: at most `most` tokens, spread evenly over the row.
+        """Yield batches of held-out windows, (batch_size, length): at most `most` tokens, spread evenly over the row.
 
         Raises:
             UsageError: a row shorter than one window.
