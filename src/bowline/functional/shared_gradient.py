@@ -139,7 +139,7 @@ class _Alias(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, edge: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        return weight.view_as(weight)
+        return weight.detach()  # unlike a view, it may be saved and checked as the weight itself is
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
