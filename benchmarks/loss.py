@@ -29,7 +29,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from benchmarks.measure import machine, median, peak_of
 from bowline.functional.loss import linear_cross_entropy, resources
-from bowline.functional.loss.chunks.cpu_matmul import turned_in
+from bowline.functional.loss.chunks.cpu_matmul import contiguous_in
 from bowline.functional.loss.chunks.matmul import Products
 from bowline.functional.loss.chunks.matmul_choice import products_for
 from bowline.functional.loss.resource_limits import current
@@ -210,17 +210,17 @@ def products_here(tensors: tuple[torch.Tensor, ...]) -> Step:
     by = products_for(hidden, table, current())
     gradient = torch.zeros_like(table)
     parts = [slice(first, first + 2032) for first in range(0, len(table), 2032)]
-    room = torch.empty(2032, rows, dtype=by.dtype_of_logits(hidden))
+    room = torch.empty(2032, rows, dtype=by.logits_dtype(hidden))
 
     def run() -> torch.Tensor:
         for some in hidden.split(rows):
             ready, sums = by.ready(some), torch.zeros(len(some), width)
             for part in parts:
                 block = room.view(-1)[: len(table[part]) * len(some)].view(-1, len(some))
-                x = by.rounded(by.make_turned_logits(ready, table[part], block), table.dtype)
-                by.add_of_hidden(sums, x.t(), table[part])
-                x = x if x.is_contiguous() else turned_in(block, x)
-                by.add_block_of_weight(gradient[part], x, ready, first=False)
+                x = by.rounded(by.make_transposed_logits(ready, table[part], block), table.dtype)
+                by.add_grad_hidden(sums, x.t(), table[part])
+                x = x if x.is_contiguous() else contiguous_in(block, x)
+                by.add_block_grad_weight(gradient[part], x, ready, first=False)
         return torch.zeros(())
 
     return run
@@ -249,7 +249,7 @@ class Took:
     """Medians: seconds of a step, and its ratio to the floor that was taken in the same turn."""
 
     seconds: float
-    of_floor: float
+    floor_ratio: float
 
 
 def took(case: Case, dtype: torch.dtype, rounds: int = ROUNDS) -> dict[str, Took]:
@@ -293,10 +293,10 @@ def took(case: Case, dtype: torch.dtype, rounds: int = ROUNDS) -> dict[str, Took
                 calls[name]()
             times[name].append(_seconds(calls[name]))
         order = [*order[1:], order[0]]
-    found = {FLOORS[0]: Took(seconds=median([one for many in floors.values() for one in many]), of_floor=1.0)}
+    found = {FLOORS[0]: Took(seconds=median([one for many in floors.values() for one in many]), floor_ratio=1.0)}
     for name, many in times.items():
         ratios = [one / floor for one, floor in zip(many, floors[name], strict=True)]
-        found[name] = Took(seconds=median(many), of_floor=median(ratios))
+        found[name] = Took(seconds=median(many), floor_ratio=median(ratios))
     return found
 
 
@@ -361,7 +361,7 @@ def table(name: str, dtype: str, rounds: int = ROUNDS, memory: bool = True) -> s
     case = CASES[name]
     found = took(case, DTYPES[dtype], rounds)
     gc.collect()
-    peer = min(found[other].of_floor for other in PEERS if other in found)
+    peer = min(found[other].floor_ratio for other in PEERS if other in found)
     lines = [
         f"## {case.name}, {dtype}: V {case.size}, D {case.width}, N {case.rows}",
         "",
@@ -371,7 +371,7 @@ def table(name: str, dtype: str, rounds: int = ROUNDS, memory: bool = True) -> s
     digits = 1 if DEVICE == "cuda" else 0
     for variant, one in found.items():
         peak = f"{peak_megabytes(name, dtype, variant):.0f}" if memory and variant not in FLOORS else ""
-        ratios = f"{one.of_floor:.2f} | {one.of_floor / peer:.2f}"
+        ratios = f"{one.floor_ratio:.2f} | {one.floor_ratio / peer:.2f}"
         lines.append(f"| {variant} | {one.seconds * 1e3:.{digits}f} | {ratios} | {peak} |")
     gradient = case.size * case.width * DTYPES[dtype].itemsize / 2**20
     return "\n".join([*lines, "", f"The gradient of the matrix is {gradient:.0f} MiB."])

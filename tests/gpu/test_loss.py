@@ -14,8 +14,8 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from bowline.functional.kernels.triton_support import kernels_run_on
 from bowline.functional.loss import linear_cross_entropy, resources
 from bowline.functional.loss.chunks import chunk_loop, chunk_size
-from bowline.functional.loss.chunks.loss_job import Job, Sweep
-from bowline.functional.loss.chunks.vocabulary_blocks import sweep_by_vocabulary
+from bowline.functional.loss.chunks.loss_job import LossJob, LossResult
+from bowline.functional.loss.chunks.vocabulary_blocks import run_by_vocabulary
 from bowline.functional.tied_lookup import tied_embedding
 from tests.functional.loss.cases import OPTIONS
 
@@ -197,11 +197,11 @@ def test_with_a_small_budget_there_are_blocks_of_the_vocabulary_and_no_sum_is_ro
     """Kept are the logits of few tokens; of few inside of the gradient and beside it; of all, inside."""
     swept = []
 
-    def counted(job: Job) -> Sweep:
+    def counted(job: LossJob) -> LossResult:
         swept.append(job)
-        return sweep_by_vocabulary(job)
+        return run_by_vocabulary(job)
 
-    monkeypatch.setattr(chunk_loop, "sweep_by_vocabulary", counted)
+    monkeypatch.setattr(chunk_loop, "run_by_vocabulary", counted)
     places = {(4000, 5003, 130): 2, (3000, 8193, 256): 3, (2400, 8193, 1024): 20, (900, 8193, 1024): 9}
     for sizes, megabytes in places.items():
         ids, weight, bias, labels = ends(*sizes, dtype)

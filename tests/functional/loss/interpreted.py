@@ -46,8 +46,8 @@ def exact(
     x: torch.Tensor,
     labels: torch.Tensor,
     banned: torch.Tensor | None,
-    of_loss: torch.Tensor,
-    of_lse: torch.Tensor | None,
+    grad_loss: torch.Tensor,
+    grad_lse: torch.Tensor | None,
     rule: SoftmaxRule,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The losses, the lse, and the gradient of x, by float64 autograd; the label is -1 where there is none."""
@@ -58,22 +58,22 @@ def exact(
     allowed = torch.ones(x.shape[1], dtype=torch.bool) if banned is None else ~banned
     lse, added = y[:, allowed].logsumexp(1), y[:, allowed].sum(1)
     label = y.gather(1, labels.clamp(min=0)[:, None])[:, 0]
-    losses = lse - rule.kept * label - rule.share * added + rule.z_loss * lse.square()
+    losses = lse - rule.label_share * label - rule.share * added + rule.z_loss * lse.square()
     losses = losses.masked_fill(labels < 0, 0.0)
-    total = of_loss.double() @ losses
-    if of_lse is not None:
-        total = total + of_lse.double() @ lse
+    total = grad_loss.double() @ losses
+    if grad_lse is not None:
+        total = total + grad_lse.double() @ lse
     (gradient,) = torch.autograd.grad(total, x)
     return losses.detach(), lse.detach(), gradient
 
 
 def whole(x: torch.Tensor, labels: torch.Tensor, found: Chunk) -> torch.Tensor:
     """The gradient, times its factor, and each row's own column put back where the kernel has left 0."""
-    assert found.of_label is not None
+    assert found.grad_label is not None
     places = labels.clamp(min=0)[:, None]
     assert not x.gather(1, places).any()
     wide = x.double() if found.factor is None else x.double() * found.factor.double()[:, None]
-    return wide.scatter(1, places, found.of_label.double()[:, None])
+    return wide.scatter(1, places, found.grad_label.double()[:, None])
 
 
 KERNELS = [triton_row_kernels.softmax_rows, triton_row_kernels.power_rows]
@@ -104,12 +104,12 @@ def test_loss_lse_and_gradient_are_those_of_float64(
     rule: SoftmaxRule, masked: bool, with_lse: bool, size: int, kernel: Any
 ) -> None:
     rule = replace(rule, share=0.0) if kernel is triton_row_kernels.power_rows else rule
-    x, of_loss = room(4, size, torch.float32), torch.tensor([0.5, 0.0, -1.5, 1.0])
-    of_lse = torch.tensor([0.25, 2.0, 0.0, 0.5]) if with_lse else None
+    x, grad_loss = room(4, size, torch.float32), torch.tensor([0.5, 0.0, -1.5, 1.0])
+    grad_lse = torch.tensor([0.25, 2.0, 0.0, 0.5]) if with_lse else None
     banned = torch.arange(size) % 5 == 1 if masked else None
     labels = torch.tensor([0, -1, size - 1 - (masked and (size - 1) % 5 == 1), -1])
-    losses, lse, gradient = exact(x, labels, banned, of_loss, of_lse, rule)
-    found = kernel(x, labels, -1, banned, of_loss, of_lse, rule)
+    losses, lse, gradient = exact(x, labels, banned, grad_loss, grad_lse, rule)
+    found = kernel(x, labels, -1, banned, grad_loss, grad_lse, rule)
     torch.testing.assert_close(found.lse.double(), lse, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found.losses.double(), losses, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(whole(x, labels, found), gradient, rtol=1e-5, atol=1e-6)
@@ -117,17 +117,17 @@ def test_loss_lse_and_gradient_are_those_of_float64(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_rounded_once_and_the_label_never(dtype: torch.dtype) -> None:
-    x, of_loss, labels = room(3, 37, dtype), torch.tensor([0.5, 1.0, -1.5]), torch.tensor([3, 36, 17])
-    _, lse, gradient = exact(x, labels, None, of_loss, None, EVERYTHING)
-    found = triton_row_kernels.softmax_rows(x, labels, -1, None, of_loss, None, EVERYTHING)
+    x, grad_loss, labels = room(3, 37, dtype), torch.tensor([0.5, 1.0, -1.5]), torch.tensor([3, 36, 17])
+    _, lse, gradient = exact(x, labels, None, grad_loss, None, EVERYTHING)
+    found = triton_row_kernels.softmax_rows(x, labels, -1, None, grad_loss, None, EVERYTHING)
     assert found.lse.dtype == torch.float32
     torch.testing.assert_close(found.lse.double(), lse, rtol=1e-6, atol=1e-6)
     bits = 1.01 if dtype == torch.bfloat16 else 0.51  # the interpreter cuts bits of bf16 off, and a GPU rounds
     near = bits * torch.finfo(dtype).eps * gradient.abs().clamp(min=torch.finfo(dtype).smallest_normal)
     assert ((whole(x, labels, found) - gradient).abs() <= near + 1e-6).all()
-    assert found.of_label is not None
+    assert found.grad_label is not None
     exactly = gradient.gather(1, labels[:, None])[:, 0]
-    torch.testing.assert_close(found.of_label.double(), exactly, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found.grad_label.double(), exactly, rtol=1e-6, atol=1e-6)
 
 
 def test_without_a_gradient_the_products_stay() -> None:
@@ -135,7 +135,7 @@ def test_without_a_gradient_the_products_stay() -> None:
     before = x.clone()
     found = triton_row_kernels.softmax_rows(x, torch.tensor([2, -1]), -1, None, None, None, EVERYTHING)
     assert torch.equal(x, before)
-    assert found.of_label is None
+    assert found.grad_label is None
 
 
 @pytest.mark.parametrize("far", [-1e4, 1e4])
@@ -160,7 +160,7 @@ def test_infinities_are_what_they_are_to_the_plain_operations(bad: float, everyw
     arguments = (labels, torch.ones(2), None, Options())
     expected = softmax.chunk_loss(plain, *arguments, Resources(compiler=False))
     found = softmax.chunk_loss(x, *arguments, Resources())
-    for name in ("losses", "lse", "of_label"):
+    for name in ("losses", "lse", "grad_label"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), equal_nan=True)
     torch.testing.assert_close(x, plain, equal_nan=True)
 
@@ -179,12 +179,12 @@ def test_powers_stay_numbers_as_logits_rise_from_block_to_block(steps: tuple[flo
 @pytest.mark.parametrize("bad", [0.0, torch.inf, torch.nan])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_row_that_nothing_comes_back_for_gets_none_whatever_it_holds(bad: float, kernel: Any) -> None:
-    x, of_loss = room(2, 20, torch.float32), torch.tensor([0.0, 1.0])
+    x, grad_loss = room(2, 20, torch.float32), torch.tensor([0.0, 1.0])
     x[0] = bad
     rule = replace(PLAIN, z_loss=0.01)
-    found = kernel(x, torch.tensor([4, 5]), -1, None, of_loss, None, rule)
+    found = kernel(x, torch.tensor([4, 5]), -1, None, grad_loss, None, rule)
     assert not x[0].any() and x[1].any()
-    assert found.of_label is not None and found.of_label[0] == 0
+    assert found.grad_label is not None and found.grad_label[0] == 0
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -227,8 +227,8 @@ def test_rows_are_added_to_a_table_whose_columns_are_no_neighbours_too() -> None
     table, rows = torch.zeros(3, 4).t(), torch.arange(10.0).view(2, 5).t()[:, :1].expand(5, 3)
     row_sums.add_rows(table, torch.tensor([0, 1, 1, 3, 3]), rows)
     assert table.tolist() == [[0.0] * 3, [3.0] * 3, [0.0] * 3, [7.0] * 3]
-    turned = torch.arange(6.0).view(2, 3).t()  # (3, 2)
-    row_sums.add_rows(plain := torch.zeros(2, 2), torch.tensor([1, 1, 0]), turned)
+    transposed = torch.arange(6.0).view(2, 3).t()  # (3, 2)
+    row_sums.add_rows(plain := torch.zeros(2, 2), torch.tensor([1, 1, 0]), transposed)
     assert plain.tolist() == [[2.0, 5.0], [1.0, 7.0]]
 
 
@@ -241,10 +241,10 @@ def test_rows_at_the_padding_row_and_at_no_row_are_left_out() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_labels_rows_are_added_to_a_product(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    product, weight, own = torch.randn(5, 37), torch.randn(9, 37).to(dtype), torch.randn(5)
+    product, weight, grad_label = torch.randn(5, 37), torch.randn(9, 37).to(dtype), torch.randn(5)
     ids, out = torch.tensor([8, 0, 3, 3, 1]), torch.full((5, 40), 7.0, dtype=dtype)
-    label_gradient.add_own_rows(product, weight, ids, own, out[:, :37])
-    expected = product + own[:, None] * weight[ids].float()
+    label_gradient.add_label_rows(product, weight, ids, grad_label, out[:, :37])
+    expected = product + grad_label[:, None] * weight[ids].float()
     torch.testing.assert_close(
         out[:, :37].float(), expected, rtol=0.008 if dtype == torch.bfloat16 else 1e-6, atol=1e-6
     )
@@ -264,7 +264,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[SoftmaxRule]:
         return triton_row_kernels.softmax_rows(*args)
 
     monkeypatch.setattr(softmax, "softmax_rows", counted)
-    monkeypatch.setattr(chunk_loop, "sweep_on_cpu", gpu_loop.sweep_on_gpu)
+    monkeypatch.setattr(chunk_loop, "run_on_cpu", gpu_loop.run_on_gpu)
     return found
 
 
@@ -302,7 +302,7 @@ def test_loss_and_gradients_are_the_references(
 def test_in_bf16_without_a_bias_the_factor_finds_its_way_into_both_gradients(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk_loop, "sweep_on_cpu", gpu_loop.sweep_on_gpu)
+    monkeypatch.setattr(chunk_loop, "run_on_cpu", gpu_loop.run_on_gpu)
     monkeypatch.setattr(gpu_matmul, "_widens", lambda _: False)  # a CPU does not
     hidden, weight, labels, _ = case(3, 5, dtype=torch.bfloat16)
     found = []
@@ -328,13 +328,13 @@ def test_float16_gradients_of_large_hidden_states_come_back_as_large_as_they_are
 def test_of_tensors_that_lie_turned_in_memory_the_gradients_are_the_same(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk_loop, "sweep_on_cpu", gpu_loop.sweep_on_gpu)
+    monkeypatch.setattr(chunk_loop, "run_on_cpu", gpu_loop.run_on_gpu)
     monkeypatch.setattr(gpu_matmul, "_widens", lambda _: False)
     hidden, weight, labels, _ = case(15, dtype=dtype)
     found = []
-    for turned in (False, True):
-        x, w = (end.detach().t().contiguous().t() if turned else end.detach() for end in (hidden, weight))
-        assert x.is_contiguous() != turned
+    for transposed in (False, True):
+        x, w = (end.detach().t().contiguous().t() if transposed else end.detach() for end in (hidden, weight))
+        assert x.is_contiguous() != transposed
         x.requires_grad_()
         w.requires_grad_()
         loss = linear_cross_entropy(x, w, labels, backend="chunked")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from bowline.functional.loss import linear_cross_entropy
 from bowline.functional.loss.chunks import chunk_loop, gpu_loop, gpu_matmul, triton_block_kernels, vocabulary_blocks
 from bowline.functional.loss.chunks.chunk_size import padded
-from bowline.functional.loss.chunks.loss_job import Job, Sweep, Wanted
+from bowline.functional.loss.chunks.loss_job import LossJob, LossResult, Wanted
 from bowline.functional.loss.chunks.softmax_formulas import SoftmaxRule
-from bowline.functional.loss.chunks.vocabulary_blocks import needs_blocks, sweep_by_vocabulary
+from bowline.functional.loss.chunks.vocabulary_blocks import needs_blocks, run_by_vocabulary
 from bowline.functional.loss.loss_options import Options
 from bowline.functional.loss.resource_limits import Resources
 from tests.functional.loss.cases import OPTIONS, V, case, gradients, large_in_float16
@@ -35,7 +35,7 @@ def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """What is planned for any job with gradients; on a CPU nothing is multiplied to a wider dtype."""
     block, inside, beside = request.param
 
-    def planned(job: Job) -> vocabulary_blocks._Plan:  # a mean leaves rows without a label out
+    def planned(job: LossJob) -> vocabulary_blocks._Plan:  # a mean leaves rows without a label out
         count = len(job.hidden)
         return vocabulary_blocks._Plan(block, min(inside, count), min(beside, count - min(inside, count)))
 
@@ -45,8 +45,8 @@ def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(gpu_matmul, "_widens", lambda _: False)
     monkeypatch.setattr(
         chunk_loop,
-        "sweep_on_cpu",
-        lambda job: (sweep_by_vocabulary if job.wanted.weight else gpu_loop.sweep_on_gpu)(job),
+        "run_on_cpu",
+        lambda job: (run_by_vocabulary if job.wanted.weight else gpu_loop.run_on_gpu)(job),
     )
 
 
@@ -82,11 +82,11 @@ def test_float16_gradients_of_large_hidden_states_come_back_as_large_as_they_are
 def test_of_tensors_that_lie_turned_in_memory_the_gradients_are_the_same(dtype: torch.dtype) -> None:
     hidden, weight, _, _ = case(8, dtype=dtype)
     found = []
-    for turned in (False, True):
+    for transposed in (False, True):
         x, w, y = hidden.detach(), weight.detach(), torch.tensor([1, 2, 4, 5, 6, 7, 8, 9])  # no row is left out
-        if turned:
+        if transposed:
             x, w, y = x.t().contiguous().t(), w.t().contiguous().t(), torch.stack([y, y], 1)[:, 0]
-        assert x.is_contiguous() == w.is_contiguous() == y.is_contiguous() != turned
+        assert x.is_contiguous() == w.is_contiguous() == y.is_contiguous() != transposed
         x.requires_grad_()
         w.requires_grad_()
         loss = linear_cross_entropy(x, w, y, backend="chunked")
@@ -100,9 +100,9 @@ def test_a_row_that_nothing_comes_back_for_gets_none_whatever_its_lse() -> None:
     assert hidden is not None and weight is not None and labels is not None and bias is not None
     bias[3] = torch.inf
     options = Options(z_loss=0.01)
-    found = sweep_by_vocabulary(Job(hidden, weight, bias, labels, options, Resources(), EVERYTHING, torch.zeros(8)))
+    found = run_by_vocabulary(LossJob(hidden, weight, bias, labels, options, Resources(), EVERYTHING, torch.zeros(8)))
     assert found.lse.isinf().all()
-    for gradient in (found.of_hidden, found.of_weight, found.of_bias):
+    for gradient in (found.grad_hidden, found.grad_weight, found.grad_bias):
         assert gradient is not None and not gradient.any()
 
 
@@ -114,49 +114,51 @@ def test_a_label_that_is_no_token_has_no_loss_and_one_that_is_masked_an_infinite
     labels, options = torch.tensor([V, 10, -1, 0, 3, 4, 10**6, -100]), Options(mask_ids=(0, 10))
     for ignored in (-100, 4):
         wanted = Wanted(hidden=True, weight=True)
-        job = Job(
+        job = LossJob(
             hidden, weight, bias, labels, replace(options, ignore_index=ignored), Resources(), wanted, torch.ones(8)
         )
-        found, other = sweep_by_vocabulary(job), gpu_loop.sweep_on_gpu(job)
+        found, other = run_by_vocabulary(job), gpu_loop.run_on_gpu(job)
         torch.testing.assert_close(found.losses, other.losses, equal_nan=True)
         torch.testing.assert_close(found.lse, other.lse)
         assert found.losses.isnan().tolist() == [True, False, True, False, False, False, True, ignored == 4]
 
 
 @pytest.fixture
-def job() -> Job:
+def job() -> LossJob:
     """300 tokens, a vocabulary that no block divides, and everything wanted."""
     torch.manual_seed(0)
     weight, bias = torch.randn(2001, 64).bfloat16() * 0.3, torch.randn(2001).bfloat16()
     labels = torch.randint(0, 2001, (300,))
     labels[::7] = -100
-    hidden, of_loss = torch.randn(300, 64).bfloat16(), torch.rand(300)
-    return Job(hidden, weight, bias, labels, Options(), Resources(), EVERYTHING, of_loss)
+    hidden, grad_loss = torch.randn(300, 64).bfloat16(), torch.rand(300)
+    return LossJob(hidden, weight, bias, labels, Options(), Resources(), EVERYTHING, grad_loss)
 
 
-def exact(job: Job) -> Sweep:
+def exact(job: LossJob) -> LossResult:
     """By float64 autograd."""
     assert job.bias is not None
     hidden, weight, bias = (one.double().requires_grad_() for one in (job.hidden, job.weight, job.bias))
     y = hidden @ weight.t() + bias
     losses = torch.nn.functional.cross_entropy(y, job.labels, reduction="none")
-    back = gradients(losses @ job.of_loss.double(), hidden, weight, bias)
-    return Sweep(
-        losses=losses.detach(), lse=y.logsumexp(1).detach(), of_hidden=back[0], of_weight=back[1], of_bias=back[2]
+    back = gradients(losses @ job.grad_loss.double(), hidden, weight, bias)
+    return LossResult(
+        losses=losses.detach(), lse=y.logsumexp(1).detach(), grad_hidden=back[0], grad_weight=back[1], grad_bias=back[2]
     )
 
 
 @pytest.mark.parametrize("kilobytes", [1, 300, 500, 2000])
-def test_within_any_budget_they_are_those_of_float64(job: Job, kilobytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_within_any_budget_they_are_those_of_float64(
+    job: LossJob, kilobytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpu_matmul, "_widens", lambda _: False)
     monkeypatch.setattr(vocabulary_blocks, "LEAST", 512)
     job = replace(job.of(slice(0, 150)), allowed=Resources(budget=kilobytes * 2**10))
-    found, expected = sweep_by_vocabulary(job), exact(job)
+    found, expected = run_by_vocabulary(job), exact(job)
     torch.testing.assert_close(found.losses.double(), expected.losses, rtol=0.01, atol=0.05)
     for one, other in (
-        (found.of_hidden, expected.of_hidden),
-        (found.of_weight, expected.of_weight),
-        (found.of_bias, expected.of_bias),
+        (found.grad_hidden, expected.grad_hidden),
+        (found.grad_weight, expected.grad_weight),
+        (found.grad_bias, expected.grad_bias),
     ):
         assert one is not None and other is not None
         assert (one.double() - other).norm() <= 0.012 * other.norm()
@@ -174,16 +176,16 @@ def test_the_plan_is_within_the_budget_and_has_room(
     count: int, size: int, width: int, kilobytes: int, hidden: bool
 ) -> None:
     x, w = (torch.empty(rows, width, dtype=torch.bfloat16, device="meta") for rows in (count, size))
-    of_hidden = 4 * count * width * hidden
-    job = Job(
+    grad_hidden = 4 * count * width * hidden
+    job = LossJob(
         hidden=x,
         weight=w,
         bias=None,
         labels=torch.zeros(0),
         options=Options(),
-        allowed=Resources(budget=kilobytes * 2**10 + of_hidden),
+        allowed=Resources(budget=kilobytes * 2**10 + grad_hidden),
         wanted=Wanted(hidden=hidden, weight=True),
-        of_loss=torch.zeros(0),
+        grad_loss=torch.zeros(0),
     )
     plan = vocabulary_blocks._Plan.of(job)
     assert 1 <= plan.block <= size and (plan.block % 128 == 0 or plan.block == size)
@@ -198,7 +200,7 @@ def test_the_plan_is_within_the_budget_and_has_room(
     assert taken <= kilobytes * 2**10 or (plan.block <= vocabulary_blocks.LEAST and not plan.beside)
 
 
-def test_logits_are_made_twice_only_of_tokens_that_have_no_room(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_made_twice_only_of_tokens_that_have_no_room(job: LossJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 300 tokens about 64 lie inside of the gradient (a last block that is no multiple takes fewer)."""
     made = []
 
@@ -208,20 +210,20 @@ def test_logits_are_made_twice_only_of_tokens_that_have_no_room(job: Job, monkey
 
     make = vocabulary_blocks._Blocks.make
     monkeypatch.setattr(vocabulary_blocks._Blocks, "make", counted)
-    for kernel in ("add_to_lse", "gradient_rows", "add_rows", "add_own_rows"):
+    for kernel in ("add_to_lse", "gradient_rows", "add_rows", "add_label_rows"):
         monkeypatch.setattr(vocabulary_blocks, kernel, lambda *_: None)
     monkeypatch.setattr(gpu_matmul, "_widens", lambda _: False)
     one_block = 300 * 64 * 4 + 2048 * 2 * 300
     for budget, blocks, again in ((2**10, 2, 300 - 61), (one_block + 2048 * 2 * 100, 1, 300 - 62 - 100), (2**22, 1, 0)):
         made.clear()
-        sweep_by_vocabulary(replace(job, allowed=Resources(budget=budget)))
+        run_by_vocabulary(replace(job, allowed=Resources(budget=budget)))
         assert sum(made) == blocks * (300 + again), budget
 
 
 def test_sums_that_do_not_fit_are_what_it_is_for() -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(300, 64).bfloat16(), torch.randn(2000, 64).bfloat16()
-    job = Job(hidden, weight, None, torch.arange(300), Options(), Resources(), Wanted(weight=True), torch.ones(300))
+    job = LossJob(hidden, weight, None, torch.arange(300), Options(), Resources(), Wanted(weight=True), torch.ones(300))
     assert [needs_blocks(replace(job, allowed=Resources(budget=b))) for b in (None, 2**18, 2**19, 2**21)] == [
         False,
         True,

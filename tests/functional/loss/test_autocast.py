@@ -10,8 +10,8 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from bowline.functional.loss import cross_entropy, linear_cross_entropy
 from bowline.functional.loss.chunks import chunk_loop, chunk_size, gpu_matmul, matmul_choice
-from bowline.functional.loss.chunks.gpu_loop import sweep_on_gpu
-from bowline.functional.loss.chunks.loss_job import Job
+from bowline.functional.loss.chunks.gpu_loop import run_on_gpu
+from bowline.functional.loss.chunks.loss_job import LossJob
 from bowline.functional.loss.loss_options import Reduction
 from bowline.functional.tied_lookup import tied_embedding
 from tests.functional.lookup.ends import dense_gradients
@@ -22,10 +22,10 @@ from tests.functional.loss.test_turned import blocks_of
 HALF = [torch.bfloat16, torch.float16]
 
 
-def has_products(monkeypatch: pytest.MonkeyPatch, of_half: bool) -> None:
+def has_products(monkeypatch: pytest.MonkeyPatch, has_half: bool) -> None:
     """Whether the processor says that it multiplies half precision."""
     for module in (cross_entropy, matmul_choice):
-        monkeypatch.setattr(module, "emulated", lambda _: not of_half)
+        monkeypatch.setattr(module, "emulated", lambda _: not has_half)
 
 
 def autocast(dtype: torch.dtype, labels: torch.Tensor, backend: str, **options: Any) -> Loss:
@@ -44,11 +44,11 @@ def autocast(dtype: torch.dtype, labels: torch.Tensor, backend: str, **options: 
 def test_with_every_option_it_is_no_further_from_float64_than_the_reference(
     dtype: torch.dtype, options: dict[str, Any], where: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has_products(monkeypatch, of_half=True)
+    has_products(monkeypatch, has_half=True)
     monkeypatch.setattr(chunk_size, "ROOFLINE", {"cpu": (rows, rows), "cuda": (rows, rows)})
     if where == "gpu":
         monkeypatch.setattr(gpu_matmul, "_widens", lambda _: False)  # a CPU does not
-        monkeypatch.setattr(chunk_loop, "sweep_on_cpu", sweep_on_gpu)
+        monkeypatch.setattr(chunk_loop, "run_on_cpu", run_on_gpu)
     hidden, weight, labels = head(0.3, torch.float32)
     exact = computed(
         lambda x, w: linear_cross_entropy(x, w, labels, backend="reference", **options),
@@ -64,7 +64,7 @@ def test_with_every_option_it_is_no_further_from_float64_than_the_reference(
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_each_positions_loss_and_lse_have_gradients_too(reduction: Reduction, monkeypatch: pytest.MonkeyPatch) -> None:
-    has_products(monkeypatch, of_half=True)
+    has_products(monkeypatch, has_half=True)
     hidden, weight, labels = head(0.3, torch.float32)
     bias = torch.randn(len(weight))
 
@@ -84,9 +84,9 @@ def test_each_positions_loss_and_lse_have_gradients_too(reduction: Reduction, mo
     assert all(ours <= 1.02 * their + 1e-5 for ours, their in zip(found, theirs, strict=True)), (found, theirs)
 
 
-@pytest.mark.parametrize("of_half", [True, False])
-def test_dtypes_are_those_of_what_the_gradients_are_of(of_half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    has_products(monkeypatch, of_half)
+@pytest.mark.parametrize("has_half", [True, False])
+def test_dtypes_are_those_of_what_the_gradients_are_of(has_half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_products(monkeypatch, has_half)
     hidden, weight, labels = head(0.2, torch.float32)
     bias = torch.zeros(len(weight), requires_grad=True)
     for given in (hidden, hidden.bfloat16()):
@@ -98,24 +98,24 @@ def test_dtypes_are_those_of_what_the_gradients_are_of(of_half: bool, monkeypatc
         assert [one.dtype for one in found] == [given.dtype, torch.float32, torch.float32]
 
 
-@pytest.mark.parametrize("of_half", [True, False])
+@pytest.mark.parametrize("has_half", [True, False])
 def test_products_are_in_half_precision_where_the_processor_has_them(
-    of_half: bool, monkeypatch: pytest.MonkeyPatch
+    has_half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Elsewhere casts would be all that comes of it, and nothing is cast."""
-    has_products(monkeypatch, of_half)
+    has_products(monkeypatch, has_half)
     hidden, weight, labels = head(0.2, torch.float32)
     exact = computed(lambda x, w: F.cross_entropy(x @ w.T, labels), hidden.double(), weight.double())
     ours, theirs = (
         errors(autocast(torch.bfloat16, labels, backend), hidden, weight, exact) for backend in ("chunked", "reference")
     )
     assert min(theirs[1:]) > 1e-3
-    assert min(ours[1:]) > 1e-3 if of_half else max(ours) < 2e-6
+    assert min(ours[1:]) > 1e-3 if has_half else max(ours) < 2e-6
 
 
-@pytest.mark.parametrize("of_half", [True, False])
-def test_the_lookup_adds_into_the_heads_gradient(of_half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    has_products(monkeypatch, of_half)
+@pytest.mark.parametrize("has_half", [True, False])
+def test_the_lookup_adds_into_the_heads_gradient(has_half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_products(monkeypatch, has_half)
     _, weight, labels = head(0.2, torch.float32)
     labels = labels.clamp(min=0)
     weight.requires_grad_()
@@ -130,16 +130,16 @@ def test_the_lookup_adds_into_the_heads_gradient(of_half: bool, monkeypatch: pyt
 
 def test_a_float32_gradient_has_room_for_the_powers_of_twice_as_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in half precision: two lie where one number will."""
-    has_products(monkeypatch, of_half=True)
+    has_products(monkeypatch, has_half=True)
     found: list[int] = []
-    of_part = Job.of
+    some_rows = LossJob.of
 
-    def counted(job: Job, rows: Any) -> Job:
+    def counted(job: LossJob, rows: Any) -> LossJob:
         if isinstance(rows, slice):
             found.append(rows.stop - rows.start)
-        return of_part(job, rows)
+        return some_rows(job, rows)
 
-    monkeypatch.setattr(Job, "of", counted)
+    monkeypatch.setattr(LossJob, "of", counted)
     monkeypatch.setattr(chunk_size, "ROOFLINE", {"cpu": (50, 50), "cuda": (50, 50)})
     hidden, weight, labels = head(0.2, torch.float32)
     loss = autocast(torch.bfloat16, labels.clamp(min=0), "chunked")(hidden, weight.requires_grad_())
@@ -158,7 +158,7 @@ def test_float64_is_left_as_it_is(backend: str) -> None:
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("backend", ["logits", "chunked"])
 def test_a_float32_bias_is_cast_too(backend: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    has_products(monkeypatch, of_half=True)
+    has_products(monkeypatch, has_half=True)
     hidden, weight, labels, bias = case(dtype=torch.float32)
     found = []
     for name in (backend, "reference"):
@@ -170,7 +170,7 @@ def test_a_float32_bias_is_cast_too(backend: str, options: dict[str, Any], monke
 
 def test_where_nothing_is_cast_no_product_is_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """By rows, whose products autocast would see, were it still on."""
-    has_products(monkeypatch, of_half=False)
+    has_products(monkeypatch, has_half=False)
     hidden, weight, labels = head(0.2, torch.float32)
     options: dict[str, Any] = {"softcap": 3.0, "label_smoothing": 0.1}
     exact = computed(
@@ -183,7 +183,7 @@ def test_where_nothing_is_cast_no_product_is_either(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("rows", [50, 300])
 def test_each_block_of_the_matrix_is_cast(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    has_products(monkeypatch, of_half=True)
+    has_products(monkeypatch, has_half=True)
     hidden, weight, labels = head(0.3, torch.float32)
     exact = computed(lambda x, w: F.cross_entropy(x @ w.T, labels), hidden.double(), weight.double())
     with blocks_of(rows):
@@ -192,7 +192,7 @@ def test_each_block_of_the_matrix_is_cast(rows: int, monkeypatch: pytest.MonkeyP
 
 def test_the_gradient_of_a_bias_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """By rows, whose gradients of logits are in half precision; of tokens that are no label."""
-    has_products(monkeypatch, of_half=True)
+    has_products(monkeypatch, has_half=True)
     monkeypatch.setattr(chunk_size, "ROOFLINE", {"cpu": (ROWS, ROWS), "cuda": (ROWS, ROWS)})
     hidden, weight, labels = head(0.02, torch.bfloat16)
     found = []

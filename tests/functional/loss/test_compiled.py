@@ -9,8 +9,8 @@ import torch
 
 from bowline.errors import UsageError
 from bowline.functional.loss import compiled_operator, linear_cross_entropy, resources
-from bowline.functional.loss.chunks.chunk_loop import sweep
-from bowline.functional.loss.chunks.loss_job import Job
+from bowline.functional.loss.chunks.chunk_loop import run_job
+from bowline.functional.loss.chunks.loss_job import LossJob
 from tests.functional.loss.cases import OPTIONS, V, case, gradients
 
 pytestmark = pytest.mark.filterwarnings(
@@ -40,15 +40,15 @@ def compiled(**options: Any) -> Any:
     return torch.compile(loss, **COMPILE)
 
 
-def jobs_of(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+def jobs_of(monkeypatch: pytest.MonkeyPatch) -> list[LossJob]:
     """What the operator has to do, each time that it runs."""
-    jobs: list[Job] = []
+    jobs: list[LossJob] = []
 
-    def noted(job: Job, *, skip: bool) -> Any:
+    def noted(job: LossJob, *, skip: bool) -> Any:
         jobs.append(job)
-        return sweep(job, skip=skip)
+        return run_job(job, skip=skip)
 
-    monkeypatch.setattr(compiled_operator, "sweep", noted)
+    monkeypatch.setattr(compiled_operator, "run_job", noted)
     return jobs
 
 
@@ -159,10 +159,10 @@ def test_the_operator_says_of_its_results_what_is_true(dtype: torch.dtype) -> No
         "mask_ids": [],
     }
     factors = torch.ones(6, dtype=torch.promote_types(dtype, torch.float32))
-    for turned in (weight, weight.t().contiguous().t()):
+    for transposed in (weight, weight.t().contiguous().t()):
         for wanted, shrink in (([True] * 3, None), ([False, True, False], torch.tensor(0.5))):
-            arguments = (hidden, turned, bias, labels, factors, shrink, wanted)
-            torch.library.opcheck(torch.ops.bowline.swept.default, arguments, options)
+            arguments = (hidden, transposed, bias, labels, factors, shrink, wanted)
+            torch.library.opcheck(torch.ops.bowline.chunked_loss.default, arguments, options)
 
 
 def test_factors_get_their_gradient_in_float16_too() -> None:

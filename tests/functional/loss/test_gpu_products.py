@@ -7,7 +7,7 @@ import torch
 
 from bowline.functional.loss import linear_cross_entropy
 from bowline.functional.loss.chunks import chunk_loop, chunk_size, gpu_matmul
-from bowline.functional.loss.chunks.gpu_loop import sweep_on_gpu
+from bowline.functional.loss.chunks.gpu_loop import run_on_gpu
 from bowline.functional.loss.chunks.gpu_matmul import GpuProducts
 
 
@@ -22,8 +22,8 @@ def test_chunks_are_summed_in_float32_and_rounded_once(
     hidden, x = torch.randn(6 * chunks, 8).to(dtype), torch.randn(6 * chunks, 70).to(dtype)
     sums = by.sums(weight, chunks).fill_(torch.nan)
     for at, (some, rows) in enumerate(zip(hidden.split(6), x.split(6), strict=True)):
-        by.add_of_weight(sums, rows, by.ready(some), first=at == 0)
-        assert by.make_of_hidden(rows, weight).dtype == torch.promote_types(dtype, torch.float32)
+        by.add_grad_weight(sums, rows, by.ready(some), first=at == 0)
+        assert by.make_grad_hidden(rows, weight).dtype == torch.promote_types(dtype, torch.float32)
     exact = x.double().t() @ hidden.double()
     assert sums.dtype == (dtype if chunks == 1 else torch.promote_types(dtype, torch.float32))
     torch.testing.assert_close(sums.double(), exact, rtol=0, atol=8 * torch.finfo(dtype).eps * float(exact.abs().max()))
@@ -35,7 +35,7 @@ def test_a_sweep_with_them_gives_the_gradients(
     dtype: torch.dtype, near: float, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_matmul, "_widens", lambda _: False)
-    monkeypatch.setattr(chunk_loop, "sweep_on_cpu", sweep_on_gpu)
+    monkeypatch.setattr(chunk_loop, "run_on_cpu", run_on_gpu)
     monkeypatch.setattr(chunk_size, "ROOFLINE", {"cpu": (rows, rows), "cuda": (rows, rows)})
     torch.manual_seed(0)
     ends = [torch.randn(*shape).to(dtype) for shape in ((40, 16), (70, 16))]
@@ -58,8 +58,8 @@ def test_what_this_torch_widens_has_the_shape_and_the_dtype(chunks: int) -> None
     by = GpuProducts()
     sums = by.sums(weight, chunks)
     for first in (True, False):
-        by.add_of_weight(sums, x, by.ready(hidden), first)
+        by.add_grad_weight(sums, x, by.ready(hidden), first)
     if not gpu_matmul._widens(x.device):
         pytest.skip("this torch has no product of half precision to float32")
-    found = by.make_of_hidden(x, weight)
+    found = by.make_grad_hidden(x, weight)
     assert found.shape == (6, 8) and found.dtype == torch.float32

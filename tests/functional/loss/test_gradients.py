@@ -68,10 +68,10 @@ def test_of_a_tied_matrix_the_gradient_is_the_sum_of_both_ends(backend: str, opt
         return linear_cross_entropy(hidden, head, labels, bias=bias, backend=backend, **options)
 
     table, head = (weight.detach().clone().requires_grad_() for _ in range(2))
-    of_table, of_head = gradients(loss_of(table, head), table, head)
+    grad_table, grad_head = gradients(loss_of(table, head), table, head)
     (tied,) = gradients(loss_of(weight, weight), weight)
-    assert of_table.any() and of_head.any()
-    torch.testing.assert_close(tied, of_table + of_head)
+    assert grad_table.any() and grad_head.any()
+    torch.testing.assert_close(tied, grad_table + grad_head)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

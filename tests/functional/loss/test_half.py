@@ -52,13 +52,13 @@ def test_however_many_chunks_no_row_of_the_gradient_is_further_off(
     def by(backend: str) -> Loss:
         return lambda x, w: linear_cross_entropy(x, w, labels, backend=backend, **options)
 
-    def of_weight(backend: str, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def grad_weight(backend: str, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return computed(by(backend), x, w)[2]
 
-    exact = of_weight("reference", hidden.double(), weight.double())
-    theirs = of_weight("reference", hidden, weight)
+    exact = grad_weight("reference", hidden.double(), weight.double())
+    theirs = grad_weight("reference", hidden, weight)
     with resources(budget=1):  # 64 chunks
-        found = of_weight("chunked", hidden, weight)
+        found = grad_weight("chunked", hidden, weight)
     assert found.dtype == dtype
     far, allowed = ((one.double() - exact).norm(dim=1) / exact.norm(dim=1) for one in (found, theirs))
     assert far.mean() <= 1.1 * allowed.mean() and far.max() <= 1.5 * allowed.max()
@@ -96,11 +96,11 @@ def test_the_gradient_of_a_matrix_that_lies_turned_is_contiguous_however_many_ch
     """As a lookup asks for that adds to it."""
     hidden, weight, labels = torch.randn(3000, 32), torch.randn(32, 1000), torch.arange(3000) % 1000
     for count in (100, 3000):
-        turned = weight.bfloat16().t().requires_grad_()
-        assert not turned.is_contiguous()
+        transposed = weight.bfloat16().t().requires_grad_()
+        assert not transposed.is_contiguous()
         with resources(budget=1):
-            loss = linear_cross_entropy(hidden[:count].bfloat16(), turned, labels[:count], backend="chunked")
-        assert torch.autograd.grad(loss, turned)[0].is_contiguous()
+            loss = linear_cross_entropy(hidden[:count].bfloat16(), transposed, labels[:count], backend="chunked")
+        assert torch.autograd.grad(loss, transposed)[0].is_contiguous()
 
 
 def test_a_grad_scaler_saves_small_float16_gradients_as_it_does_in_eager() -> None:

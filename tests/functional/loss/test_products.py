@@ -32,13 +32,13 @@ def test_products_are_those_of_float64(name: str, dtype: torch.dtype, size: int,
     near: dict[str, Any] = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
     torch.testing.assert_close(x.double(), exact, **near)
     given = x.clone()
-    of_hidden = by.make_of_hidden(x, weight)
-    assert of_hidden.dtype == torch.float32
+    grad_hidden = by.make_grad_hidden(x, weight)
+    assert grad_hidden.dtype == torch.float32
     wide = given.double().abs() @ weight.double().abs()
-    assert ((of_hidden - given.double() @ weight.double()).abs() <= 4 * torch.finfo(dtype).eps * wide + 1e-6).all()
+    assert ((grad_hidden - given.double() @ weight.double()).abs() <= 4 * torch.finfo(dtype).eps * wide + 1e-6).all()
     gradient = torch.full_like(weight, torch.nan)  # the first product overwrites what was there
-    by.add_of_weight(gradient, x, by.ready(hidden), first=True)
-    by.add_of_weight(gradient, x, by.ready(hidden), first=False)
+    by.add_grad_weight(gradient, x, by.ready(hidden), first=True)
+    by.add_grad_weight(gradient, x, by.ready(hidden), first=False)
     bound = 8 * torch.finfo(dtype).eps * (given.double().abs().t() @ hidden.double().abs()) + 1e-6
     assert ((gradient.double() - 2 * given.double().t() @ hidden.double()).abs() <= bound).all()
 

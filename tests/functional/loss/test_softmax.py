@@ -33,20 +33,20 @@ def test_where_labels_are_not_read_a_masked_one_has_an_infinite_loss() -> None:
     labels, options = torch.tensor([3, 4, -100]), Options(mask_ids=(0, 3), softcap=2.0)
     chunk = chunk_loss(torch.randn(3, 20), labels, torch.ones(3), None, options, Resources())
     assert chunk.losses.isinf().tolist() == [True, False, False]
-    assert chunk.of_label is not None and chunk.of_label.isfinite().all()
+    assert chunk.grad_label is not None and chunk.grad_label.isfinite().all()
 
 
 def test_a_scale_is_a_factor_of_what_smoothing_takes_off() -> None:
     """In float32 without a softcap, as on a GPU without a compiler."""
     torch.manual_seed(0)
     labels, x = torch.tensor([1, 4, -100, 7]), torch.randn(4, 20)
-    options, of_loss = Options(label_smoothing=0.2, logit_scale=0.3), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    options, grad_loss = Options(label_smoothing=0.2, logit_scale=0.3), torch.tensor([1.0, 2.0, 3.0, 4.0])
     leaf = x.double().requires_grad_()
     losses, lse = reference_losses(leaf * 0.3, labels, options)
-    (gradient,) = torch.autograd.grad(losses @ of_loss.double(), leaf)
-    chunk = chunk_loss(x, labels, of_loss, None, options, Resources())
-    assert chunk.of_label is not None
-    found = x.scatter(1, labels.clamp(min=0)[:, None], chunk.of_label[:, None])
+    (gradient,) = torch.autograd.grad(losses @ grad_loss.double(), leaf)
+    chunk = chunk_loss(x, labels, grad_loss, None, options, Resources())
+    assert chunk.grad_label is not None
+    found = x.scatter(1, labels.clamp(min=0)[:, None], chunk.grad_label[:, None])
     torch.testing.assert_close([chunk.losses, chunk.lse, found], [losses.float(), lse.float(), gradient.float()])
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from bowline.functional.loss import linear_cross_entropy, resources
 from bowline.functional.loss.chunks import cpu_loop, transposed_logits
 from bowline.functional.loss.chunks.cpu_matmul import LIBRARIES
-from bowline.functional.loss.chunks.loss_job import Job
+from bowline.functional.loss.chunks.loss_job import LossJob
 from bowline.functional.loss.loss_options import Reduction
 from tests.functional.loss.cases import OPTIONS, gradients
 
@@ -32,11 +32,11 @@ def tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens each chunk had."""
     found: list[int] = []
 
-    def counted(job: Job, *args: Any, **options: Any) -> Any:
+    def counted(job: LossJob, *args: Any, **options: Any) -> Any:
         found.append(len(job.hidden))
-        return transposed_logits.sweep_turned(job, *args, **options)
+        return transposed_logits.run_transposed(job, *args, **options)
 
-    monkeypatch.setattr(cpu_loop, "sweep_turned", counted)
+    monkeypatch.setattr(cpu_loop, "run_transposed", counted)
     return found
 
 
@@ -68,7 +68,7 @@ def blocks_of(rows: int) -> Any:
     def parts(_: Any, size: int, *sizes: int) -> list[slice]:
         return [slice(first, min(first + rows, size)) for first in range(0, size, rows)]
 
-    return patch.object(transposed_logits._Turned, "_parts", parts)
+    return patch.object(transposed_logits._TransposedChunk, "_parts", parts)
 
 
 @pytest.mark.parametrize("options", WITHIN)
@@ -346,13 +346,13 @@ def test_an_infinite_token_has_its_blocks_made_again_and_not_all_of_them_each_ti
     broken = hidden.detach() * 0.1
     broken[0, 0] = torch.inf
     made: list[int] = []
-    make = transposed_logits._Turned._make_powers
+    make = transposed_logits._TransposedChunk._make_powers
 
     def counted(self: Any, at: int) -> Any:
         made.append(at)
         return make(self, at)
 
-    with blocks_of(30), patch.object(transposed_logits._Turned, "_make_powers", counted):
+    with blocks_of(30), patch.object(transposed_logits._TransposedChunk, "_make_powers", counted):
         linear_cross_entropy(
             broken, weight.detach() + torch.arange(V)[:, None] / V, labels.clamp(min=11), backend="chunked"
         )

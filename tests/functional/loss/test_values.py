@@ -121,9 +121,9 @@ def test_rows_of_masked_tokens_get_no_gradient(backend: str) -> None:
         hidden, weight, labels, bias=bias, mask_ids=[0, 3], label_smoothing=0.1, return_logits=True, backend=backend
     )
     assert torch.equal((logits == -torch.inf).nonzero()[:, -1].unique(), torch.tensor([0, 3]))
-    of_weight, of_bias = gradients(loss, weight, bias)
-    assert not of_weight[[0, 3]].any() and not of_bias[[0, 3]].any()
-    assert of_weight.isfinite().all() and of_weight[1].any()
+    grad_weight, grad_bias = gradients(loss, weight, bias)
+    assert not grad_weight[[0, 3]].any() and not grad_bias[[0, 3]].any()
+    assert grad_weight.isfinite().all() and grad_weight[1].any()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

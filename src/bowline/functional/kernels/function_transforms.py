@@ -1,4 +1,4 @@
-"""Whether torch.func or vmap is at work, which know nothing of a Function with one `forward`, and read no values."""
+"""Detects torch.func and vmap, which support neither our autograd Functions nor reading values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["in_torch_func", "is_batched"]
 
 
 def in_torch_func() -> bool:
-    """Inside `torch.func.grad`, `vmap` and the like."""
+    """Whether this runs inside `torch.func.grad`, `vmap` and the like."""
     ask: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
     return bool(ask is not None and ask())
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
-    """Under vmap, as gradients are in a backward pass with `is_grads_batched`: it has no memory of its own."""
+    """Whether vmap batches the tensor, as in a backward pass with `is_grads_batched`; it then has no memory."""
     if torch.compiler.is_compiling():
         return False
     for name in ("is_batchedtensor", "is_legacy_batchedtensor"):

@@ -1,7 +1,7 @@
-"""Products of half precision on a processor that has none: made in float32, and rounded.
+"""Half-precision matrix products on a processor without instructions for them: computed in float32 and rounded.
 
-torch makes them too, but by widening both factors whole and multiplying slowly: on an Intel Xeon without bf16
-instructions a product of a GPT-2 takes three times as long in bfloat16 as in float32. Widening by itself costs little.
+torch computes them too, but it widens both factors whole and multiplies slowly: on an Intel Xeon without bf16
+instructions, a product of a GPT-2 takes three times as long in bfloat16 as in float32. Widening itself costs little.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["WideProducts", "emulated", "wide_products"]
 
 LOG = logging.getLogger(__name__)
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
-"""Private to torch: where it goes, attention is made as torch makes it."""
+"""A private operator of torch; if it disappears, attention runs as torch runs it."""
 ROUNDED = {
     getattr(torch.ops.aten, name).default: rounded
     for name, rounded in {
@@ -29,14 +29,14 @@ ROUNDED = {
     }.items()
     if hasattr(torch.ops.aten, name)
 }  # fmt: skip
-"""Operator: how many of its results, from the first on, have the dtype of its factors."""
+"""By operator: how many of its results, from the first on, have the dtype of its factors."""
 
 
 @cache
 def emulated(dtype: torch.dtype) -> bool:
-    """Whether this processor has no instructions that multiply numbers of that dtype, bfloat16 or float16.
+    """Whether this processor lacks instructions that multiply numbers of that dtype, bfloat16 or float16.
 
-    Told on x86; elsewhere, and where this torch cannot say, it is taken to have them.
+    Detected on x86 only; elsewhere, and if this torch cannot tell, the instructions are assumed to exist.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
@@ -48,11 +48,11 @@ def emulated(dtype: torch.dtype) -> bool:
 
 
 class WideProducts(TorchDispatchMode):
-    """Within it, what multiplies tensors of `dtype` on the CPU does so in float32, and rounds its result to `dtype`.
+    """Inside, products of `dtype` tensors on the CPU are computed in float32, and their results rounded to `dtype`.
 
-    Matrix products and attention, forward and backward (a backward pass has to begin within it). Sums are in float32,
-    as torch's own are; so results differ from torch's by the order of sums, and of attention also by its inner
-    rounding, which is left out. Autograd adds no gradient in place under a mode of this kind, and copies each once.
+    This covers matrix products and attention, forward and backward (a backward pass has to start inside). Sums are in
+    float32, as torch's own are, so results differ from torch's by the order of sums; attention also omits torch's
+    inner rounding. Under a mode of this kind, autograd adds gradients out of place and copies each once.
 
     Example:
         >>> a = torch.ones(2, 3, dtype=torch.bfloat16)
@@ -71,7 +71,7 @@ class WideProducts(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         rounded = ROUNDED.get(func)
-        if rounded is None or not all(self._is_ours(one) for one in args[:3]):  # torch has words for a mixture
+        if rounded is None or not all(self._is_ours(one) for one in args[:3]):  # torch has an error for mixed dtypes
             return func(*args, **kwargs)
         found = func(*tree_map_only(torch.Tensor, self._wide, args), **tree_map_only(torch.Tensor, self._wide, kwargs))
         if isinstance(found, torch.Tensor):
@@ -86,7 +86,7 @@ class WideProducts(TorchDispatchMode):
 
 
 def wide_products(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
-    """`WideProducts` on a CPU that has no products of `dtype`; elsewhere, a context that does nothing."""
+    """`WideProducts` on a CPU without products of `dtype`; elsewhere, a context that does nothing."""
     if device.type != "cpu" or not emulated(dtype):
         return nullcontext()
     _say(dtype)

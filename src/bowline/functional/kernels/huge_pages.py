@@ -1,7 +1,7 @@
-"""Large buffers on huge pages: the system maps 2 MiB at a time where it would map 4 KiB.
+"""Puts large buffers on huge pages, so that the system maps 2 MiB at a time instead of 4 KiB.
 
-Fresh memory is mapped and filled with zeros when it is first written. In small pages that takes, for a gradient as
-large as an embedding, as long as a product of some hundred tokens does.
+Fresh memory is mapped and filled with zeros when it is first written. With small pages, for a gradient as large as an
+embedding, that takes as long as a product of some hundred tokens.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 __all__ = ["on_huge_pages"]
 
 WORTH_ASKING = 2**23
-"""Bytes: less is mapped in no time."""
+"""Bytes from which huge pages pay off; smaller buffers are mapped quickly anyway."""
 
 
 def on_huge_pages(buffer: torch.Tensor) -> torch.Tensor:
-    """The same tensor, contiguous and not yet written: on Linux, and on a CPU, the system is asked for huge pages.
+    """Asks Linux for huge pages for a CPU tensor, contiguous and not yet written, and returns the tensor.
 
-    It may refuse (`/sys/kernel/mm/transparent_hugepage/enabled` says "never"), and nothing else changes.
+    The system may refuse (if `/sys/kernel/mm/transparent_hugepage/enabled` says "never"); nothing else changes.
 
     Example:
         >>> on_huge_pages(torch.empty(3, 2)).shape

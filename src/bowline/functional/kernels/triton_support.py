@@ -1,4 +1,4 @@
-"""Triton: whether its kernels run on a device, and the smallest of them. Without Triton nothing here can be called."""
+"""Triton support: imports it if installed, tests whether its kernels run on a device, and multiplies in place."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ tl: Any = importlib.import_module("triton.language") if triton else None
 
 
 def jit(function: Any) -> Any:
-    """`triton.jit`, so that a file with kernels can be imported without Triton."""
+    """`triton.jit`, or the plain function without Triton, so that files with kernels can be imported."""
     return triton.jit(function) if triton else function
 
 
 def triton_runs_on(device: torch.device) -> bool:
-    """On a GPU, if it is installed, and on a CPU while it interprets its kernels, as in tests."""
+    """Whether Triton can run on the device: on a GPU, and on a CPU while it interprets its kernels, as in tests."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def kernels_run_on(tensor: torch.Tensor) -> bool:
-    """Whether they take this tensor, here: a first kernel has been tried, and where it failed the log says so once."""
+    """Whether Triton kernels run on this tensor: a first kernel is tried once, and a failure is logged."""
     return tensor.dtype in DTYPES and triton_runs_on(tensor.device) and _works(tensor.device.type)
 
 
@@ -42,14 +42,14 @@ def _works(device: str) -> bool:
     try:
         importlib.import_module("triton")
         multiply_(torch.ones(64, dtype=torch.bfloat16, device=device), torch.full((), 2.0, device=device))
-    except Exception as error:  # of whatever kind: plain operations do the same
+    except Exception as error:  # any failure: plain operations do the same
         LOG.warning("no Triton here (%s): the loss runs without, slower", (str(error).splitlines() or [""])[0][:100])
         return False
     return True
 
 
 def multiply_(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """X, contiguous and of one of `DTYPES`, times `factor`, a number on the same device: not touched where it is 1."""
+    """X, contiguous and in one of `DTYPES`, times `factor`, a scalar on its device, in place; skipped if it is 1."""
     with torch.cuda.device_of(x):  # which need not be the current one
         _multiply[(triton.cdiv(x.numel(), BLOCK),)](x, factor, x.numel(), BLOCK=BLOCK, num_warps=8)
     return x

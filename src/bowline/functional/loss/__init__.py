@@ -1,9 +1,15 @@
-"""The loss at the output head: cross entropy of `hidden @ weight.T`, by one function for every family.
+"""The loss at the output head: cross entropy of `hidden @ weight.T`, one function for every model family.
 
-`cross_entropy` is the function, `module` its twin. `reference` says what is computed, `kept` keeps the logits, and
-`chunked` never has them all; `choose` picks. Beneath `chunked`: `sweep` and its files by device, on a CPU `turned` (by
-blocks of the vocabulary) and `by_rows`, on a GPU `by_vocabulary` (where chunks do not fit); `chunks` (how much at
-once), `softmax` (between the products), `products` and `fastest` (by which library), `resources` (what may be used).
+- `cross_entropy`: the function; `bowline.nn.LinearCrossEntropy` is the same as a module.
+- `loss_options`: the options of the loss, and the checks of its arguments.
+- `reference`: the definition of the loss, in a few lines of torch.
+- `full_logits`: the backend "logits", which keeps all logits.
+- `chunked`: the backend "chunked", which never holds all logits at once; `compiled_operator` is its form under
+  `torch.compile`, `float16_scaling` keeps its float16 gradients from underflowing.
+- `torch_backend`, `peer_backends`: the same loss computed by torch and by other libraries.
+- `backend_choice`: which backend `auto` runs; `resource_limits`: the memory and libraries that it may use.
+- `logits`: the logits themselves. `once_differentiable`: makes second-order gradients raise.
+- `chunks`: how "chunked" does its work.
 """
 
 from __future__ import annotations

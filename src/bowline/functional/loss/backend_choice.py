@@ -1,4 +1,4 @@
-"""Which backend `auto` is, by what was asked for, by shape and by device."""
+"""Chooses the backend that `auto` runs, by the results asked for, by shape and by device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bowline.functional.loss.resource_limits import current
 __all__ = ["chosen_backend", "pick"]
 
 SMALL = 2**22
-"""Bytes of logits that are not worth doing without."""
+"""Bytes of logits up to which chunking is not worth its cost."""
 
 
 def chosen_backend(
@@ -25,7 +25,7 @@ def chosen_backend(
     return_logits: bool = False,
     backend: str = "auto",
 ) -> str:
-    """The backend that `linear_cross_entropy` runs for these arguments, here and now: no "auto".
+    """The backend that `linear_cross_entropy` runs for these arguments here and now; never "auto".
 
     Example:
         >>> hidden, weight = torch.zeros(512, 64), torch.zeros(50000, 64, requires_grad=True)
@@ -46,11 +46,11 @@ def pick(
     backend: str,
     *others: torch.Tensor | None,
 ) -> str:
-    """`total`: one number is wanted, and no position's own. Bias and labels are `others`, of which the class counts."""
+    """The backend to run; `total`: one number is wanted, not each position's loss; `others`: bias and labels."""
     if backend in ("reference", "torch"):
         return backend
     if backend in PEERS:
-        return backend if hidden.numel() else "reference"  # they were not written for no tokens at all
+        return backend if hidden.numel() else "reference"  # the libraries do not handle a batch without tokens
     if not weight.numel():
         return "reference"
     if in_torch_func():
@@ -58,9 +58,9 @@ def pick(
     plain = all(type(one) in (torch.Tensor, nn.Parameter, type(None)) for one in (hidden, weight, *others))
     here = hidden.device == weight.device and hidden.device.type in ("cpu", "cuda")
     if return_logits or not plain or not here or (torch.compiler.is_compiling() and not total):
-        return "logits"  # which has them; can be traced; leaves the products to a subclass
+        return "logits"  # it returns logits, can be traced, and lets a tensor subclass multiply
     if backend == "chunked":
         return backend
     logits = hidden.shape[:-1].numel() * len(weight) * weight.dtype.itemsize
-    enough = SMALL if total else current().scratch(weight)  # each position's own costs a fourth product
+    enough = SMALL if total else current().scratch(weight)  # a loss for each position costs a fourth product
     return "logits" if backend == "logits" or logits <= enough else "chunked"

@@ -1,8 +1,8 @@
-"""The backend "chunked": gradients with the losses, chunk by chunk, and the logits of one chunk at a time.
+"""The backend "chunked": computes losses and gradients chunk by chunk, with the logits of one chunk in memory.
 
-Of a mean or a sum the gradients are made in the forward pass, and the backward pass only multiplies. Where each
-position's loss or lse goes on into something else, what comes back for them is not known before: the backward pass then
-computes the logits again, chunk by chunk, four products instead of three.
+For a mean or a sum, the forward pass computes the gradients and the backward pass only multiplies them by a number.
+When each position's loss or lse is returned, their gradients are known only in the backward pass, which then computes
+the logits again, chunk by chunk: four products instead of three.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from bowline.functional.kernels.triton_support import kernels_run_on, multiply_
-from bowline.functional.loss.chunks.chunk_loop import sweep
-from bowline.functional.loss.chunks.loss_job import Job, Sweep, Wanted
+from bowline.functional.loss.chunks.chunk_loop import run_job
+from bowline.functional.loss.chunks.loss_job import LossJob, LossResult, Wanted
 from bowline.functional.loss.compiled_operator import traced_total
-from bowline.functional.loss.float16_scaling import Lift, lifted, lowered
+from bowline.functional.loss.float16_scaling import Float16Scale, scaled_down, scaled_up
 from bowline.functional.loss.loss_options import Options
 from bowline.functional.loss.once_differentiable import first_order_only
 from bowline.functional.loss.resource_limits import Resources, current
@@ -31,14 +31,14 @@ def chunked_total(
     factors: torch.Tensor,
     options: Options,
 ) -> torch.Tensor:
-    """The sum over positions of factor times loss: hidden (..., D), labels and factors (...), a number."""
+    """The sum over positions of factor times loss, a number: hidden (..., D), labels and factors (...)."""
     flat = hidden.reshape(-1, hidden.shape[-1]), weight, bias, labels.reshape(-1), factors.reshape(-1)
     if torch.compiler.is_compiling():
         return traced_total(*flat, options)
     if not _needs_gradient(hidden, weight, bias, factors):
-        found = sweep(Job(*flat[:4], options, current(), Wanted(), flat[4]), skip=True)
+        found = run_job(LossJob(*flat[:4], options, current(), Wanted(), flat[4]), skip=True)
         return (found.losses * flat[4]).sum()
-    head: Any = _AtOnce  # `apply` has no types
+    head: Any = _TotalHead  # `apply` has no types
     total: torch.Tensor = head.apply(*flat, options, current())
     return total
 
@@ -52,7 +52,7 @@ def chunked_losses(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses and the lse of each position, (...) and (...)."""
     flat = hidden.reshape(-1, hidden.shape[-1]), weight, bias, labels.reshape(-1)
-    head: Any = _Again
+    head: Any = _LossesHead
     losses, lse = head.apply(*flat, options, current())
     return losses.view(labels.shape), lse.view(labels.shape)
 
@@ -66,21 +66,21 @@ def _wanted(ctx: Any) -> Wanted:
     return Wanted(hidden=hidden, weight=weight, bias=bias)
 
 
-class _AtOnce(torch.autograd.Function):
-    """`chunked_total`; its gradients wait for the backward pass, which hands them over, once.
+class _TotalHead(torch.autograd.Function):
+    """`chunked_total`: computes the gradients in the forward pass and returns them in the backward pass, once.
 
-    When it runs a second time, on a retained graph, they belong to somebody else, and are made again.
+    A second backward pass, on a retained graph, computes them again, because the first pass gave them away.
     """
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         hidden, weight, bias, labels, factors, options, allowed = args
-        lift = Lift.of(hidden, weight, bias, factors, options)
-        of_loss, shrink = lifted(factors, lift)
-        job = Job(hidden, weight, bias, labels, options, allowed, _wanted(ctx), of_loss, shrink=shrink)
-        found = sweep(job, skip=True)
+        scale = Float16Scale.of(hidden, weight, bias, factors, options)
+        grad_loss, shrink = scaled_up(factors, scale)
+        job = LossJob(hidden, weight, bias, labels, options, allowed, _wanted(ctx), grad_loss, shrink=shrink)
+        found = run_job(job, skip=True)
         ctx.save_for_backward(hidden, weight, bias, labels, factors, found.losses)
-        ctx.found, ctx.lift, ctx.options, ctx.allowed = found, lift, options, allowed
+        ctx.found, ctx.scale, ctx.options, ctx.allowed = found, scale, options, allowed
         total: torch.Tensor = (found.losses * factors).sum()
         return total
 
@@ -88,36 +88,41 @@ class _AtOnce(torch.autograd.Function):
     @first_order_only
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, labels, factors, losses = ctx.saved_tensors
-        found: Sweep | None = ctx.found
+        found: LossResult | None = ctx.found
         ctx.found = None
-        (of_total,) = grads
+        (grad_total,) = grads
         if found is None:
-            of_loss, shrink = lifted(factors, ctx.lift)
-            job = Job(hidden, weight, bias, labels, ctx.options, ctx.allowed, _wanted(ctx), of_loss, shrink=shrink)
-            found = sweep(job, skip=True)
-        by, by_weight = lowered(of_total, ctx.lift)
-        of_hidden, of_bias = (_times(one, by, ctx.allowed) for one in (found.of_hidden, found.of_bias))
-        of_weight = _times(found.of_weight, by_weight, ctx.allowed)
-        of_factors = losses * of_total if ctx.needs_input_grad[4] else None
-        return of_hidden, of_weight, of_bias, None, of_factors, None, None
+            grad_loss, shrink = scaled_up(factors, ctx.scale)
+            job = LossJob(
+                hidden, weight, bias, labels, ctx.options, ctx.allowed, _wanted(ctx), grad_loss, shrink=shrink
+            )
+            found = run_job(job, skip=True)
+        by, by_weight = scaled_down(grad_total, ctx.scale)
+        grad_hidden, grad_bias = (_times(one, by, ctx.allowed) for one in (found.grad_hidden, found.grad_bias))
+        grad_weight = _times(found.grad_weight, by_weight, ctx.allowed)
+        grad_factors = losses * grad_total if ctx.needs_input_grad[4] else None
+        return grad_hidden, grad_weight, grad_bias, None, grad_factors, None, None
 
 
 def _times(gradient: torch.Tensor | None, factor: torch.Tensor, allowed: Resources) -> torch.Tensor | None:
-    """In place, and not at all where it is by 1, as nearly always: a pass over the matrix as long as a small batch."""
+    """The gradient times a factor, in place; skipped when the factor is 1, as it nearly always is.
+
+    Multiplying the whole matrix takes as long as the loss of a small batch.
+    """
     if gradient is None or (factor.device.type == "cpu" and factor.item() == 1):
         return gradient
     if factor.device.type != "cpu" and gradient.is_contiguous() and allowed.compiler and kernels_run_on(gradient):
-        return multiply_(gradient, factor)  # it is not known here whether it is 1
+        return multiply_(gradient, factor)  # on a GPU the factor is not read: the kernel skips a 1
     return gradient.mul_(factor)
 
 
-class _Again(torch.autograd.Function):
-    """`chunked_losses`: the backward pass begins with the logits, once more."""
+class _LossesHead(torch.autograd.Function):
+    """`chunked_losses`: the backward pass computes the logits again."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
         hidden, weight, bias, labels, options, allowed = args
-        found = sweep(Job(hidden, weight, bias, labels, options, allowed, Wanted(), labels))
+        found = run_job(LossJob(hidden, weight, bias, labels, options, allowed, Wanted(), labels))
         ctx.save_for_backward(hidden, weight, bias, labels)
         ctx.options, ctx.allowed = options, allowed
         ctx.set_materialize_grads(False)
@@ -127,9 +132,9 @@ class _Again(torch.autograd.Function):
     @first_order_only
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, labels = ctx.saved_tensors
-        of_loss, of_lse = grads
-        if of_loss is None:
-            of_loss = torch.zeros_like(labels, dtype=torch.promote_types(hidden.dtype, torch.float32))
-        job = Job(hidden, weight, bias, labels, ctx.options, ctx.allowed, _wanted(ctx), of_loss, of_lse)
-        found = sweep(job, skip=of_lse is None)
-        return found.of_hidden, found.of_weight, found.of_bias, None, None, None
+        grad_loss, grad_lse = grads
+        if grad_loss is None:
+            grad_loss = torch.zeros_like(labels, dtype=torch.promote_types(hidden.dtype, torch.float32))
+        job = LossJob(hidden, weight, bias, labels, ctx.options, ctx.allowed, _wanted(ctx), grad_loss, grad_lse)
+        found = run_job(job, skip=grad_lse is None)
+        return found.grad_hidden, found.grad_weight, found.grad_bias, None, None, None

@@ -1,7 +1,7 @@
-"""`chunked_total` in a graph of `torch.compile`: one operator, which runs the sweep when the graph runs.
+"""`chunked_total` under `torch.compile`: one custom operator, which computes the loss when the graph runs.
 
-The gradients that it makes are results of the forward graph, and the backward graph multiplies them. What may be used
-(`resources`) and whether labels are tokens is looked at when it runs, not when it is traced.
+The operator returns the gradients too: they are results of the forward graph, and the backward graph multiplies them.
+Limits (`resources`) and labels are checked when the operator runs, not when it is traced.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from bowline.functional.loss.chunks.chunk_loop import sweep
-from bowline.functional.loss.chunks.loss_job import Job, Wanted
-from bowline.functional.loss.float16_scaling import Lift, lifted, lowered
+from bowline.functional.loss.chunks.chunk_loop import run_job
+from bowline.functional.loss.chunks.loss_job import LossJob, Wanted
+from bowline.functional.loss.float16_scaling import Float16Scale, scaled_down, scaled_up
 from bowline.functional.loss.loss_options import Options, check_labels
 from bowline.functional.loss.resource_limits import current
 
 __all__ = ["traced_total"]
 
 SCHEMA = (
-    "(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor of_loss, Tensor? shrink, bool[] wanted, *, "
+    "(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor grad_loss, Tensor? shrink, bool[] wanted, *, "
     "float logit_scale, float? softcap, int ignore_index, float label_smoothing, float z_loss, int[] mask_ids) "
-    "-> (Tensor losses, Tensor of_hidden, Tensor of_weight, Tensor of_bias)"
+    "-> (Tensor losses, Tensor grad_hidden, Tensor grad_weight, Tensor grad_bias)"
 )
-Swept = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+OperatorResult = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def traced_total(
@@ -35,35 +35,35 @@ def traced_total(
     factors: torch.Tensor,
     options: Options,
 ) -> torch.Tensor:
-    """The sum of factor times loss: hidden (N, D), labels and factors (N,), a number."""
+    """The sum of factor times loss, a number: hidden (N, D), labels and factors (N,)."""
     grad = torch.is_grad_enabled()
-    lift = Lift.of(hidden, weight, bias, factors, options) if grad else None
+    scale = Float16Scale.of(hidden, weight, bias, factors, options) if grad else None
     wanted = [grad and one is not None and one.requires_grad for one in (hidden, weight, bias, factors)]
     head: Any = _Traced.apply
-    total: torch.Tensor = head(hidden, weight, bias, labels, factors, options, lift, wanted)
+    total: torch.Tensor = head(hidden, weight, bias, labels, factors, options, scale, wanted)
     return total
 
 
 class _Traced(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
-        hidden, weight, bias, labels, factors, options, lift, wanted = args
+        hidden, weight, bias, labels, factors, options, scale, wanted = args
         ends = hidden, weight, bias, labels
-        losses, *gradients = _swept(*ends, *lifted(factors, lift), wanted[:3], **asdict(options))
-        ctx.save_for_backward(losses, *gradients, *(lift or ()))
+        losses, *gradients = _operator(*ends, *scaled_up(factors, scale), wanted[:3], **asdict(options))
+        ctx.save_for_backward(losses, *gradients, *(scale or ()))
         ctx.wanted = wanted
         total: torch.Tensor = (losses * factors).sum()
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        losses, of_hidden, of_weight, of_bias, *lift = ctx.saved_tensors
-        by, by_weight = lowered(grads[0], Lift(*lift) if lift else None)
+        losses, grad_hidden, grad_weight, grad_bias, *scale = ctx.saved_tensors
+        by, by_weight = scaled_down(grads[0], Float16Scale(*scale) if scale else None)
         hidden, weight, bias, factors = ctx.wanted
         return (
-            of_hidden * by if hidden else None,
-            of_weight * by_weight if weight else None,
-            of_bias * by if bias else None,
+            grad_hidden * by if hidden else None,
+            grad_weight * by_weight if weight else None,
+            grad_bias * by if bias else None,
             None,
             losses * grads[0] if factors else None,
             None,
@@ -72,20 +72,22 @@ class _Traced(torch.autograd.Function):
         )
 
 
-def _run(*ends: Any, **options: Any) -> Swept:
-    """What the operator does."""
-    hidden, weight, bias, labels, of_loss, shrink, (of_hidden, of_weight, of_bias) = ends
+def _run(*ends: Any, **options: Any) -> OperatorResult:
+    """The operator's implementation."""
+    hidden, weight, bias, labels, grad_loss, shrink, (grad_hidden, grad_weight, grad_bias) = ends
     asked = Options(**options | {"mask_ids": tuple(options["mask_ids"])})
     check_labels(labels, len(weight), asked)
-    wanted = Wanted(hidden=of_hidden, weight=of_weight, bias=of_bias)
-    found = sweep(Job(hidden, weight, bias, labels, asked, current(), wanted, of_loss, shrink=shrink), skip=True)
-    made = (found.of_hidden, found.of_weight, found.of_bias)
+    wanted = Wanted(hidden=grad_hidden, weight=grad_weight, bias=grad_bias)
+    found = run_job(
+        LossJob(hidden, weight, bias, labels, asked, current(), wanted, grad_loss, shrink=shrink), skip=True
+    )
+    made = (found.grad_hidden, found.grad_weight, found.grad_bias)
     first, second, third = (hidden.new_empty(0) if one is None else one.contiguous() for one in made)
     return found.losses, first, second, third
 
 
-def _shapes(*ends: Any, **_options: Any) -> Swept:
-    """What comes out of it: nothing in the place of a gradient that is not wanted."""
+def _shapes(*ends: Any, **_options: Any) -> OperatorResult:
+    """The shapes of the operator's results; a gradient that is not wanted is an empty tensor."""
     hidden, weight, bias, labels, _, _, wanted = ends
     losses = hidden.new_empty(labels.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
     first, second, third = (
@@ -95,5 +97,5 @@ def _shapes(*ends: Any, **_options: Any) -> Swept:
     return losses, first, second, third
 
 
-_swept: Any = torch.library.custom_op("bowline::swept", _run, mutates_args=(), schema=SCHEMA)
-_swept.register_fake(_shapes)
+_operator: Any = torch.library.custom_op("bowline::chunked_loss", _run, mutates_args=(), schema=SCHEMA)
+_operator.register_fake(_shapes)

@@ -1,4 +1,4 @@
-"""The loss of all heads, by whichever backend."""
+"""`linear_cross_entropy`: the loss of every head, by any backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bowline.errors import UsageError
 from bowline.functional.kernels.half_precision_emulation import emulated
 from bowline.functional.loss.backend_choice import pick
 from bowline.functional.loss.chunked import chunked_losses, chunked_total
-from bowline.functional.loss.full_logits import kept_losses
+from bowline.functional.loss.full_logits import full_logits_losses
 from bowline.functional.loss.logits import linear_logits
 from bowline.functional.loss.loss_options import (
     Options,
@@ -52,7 +52,7 @@ def linear_cross_entropy(
     """The mean over labelled positions of -log softmax(logits)[label] + z lse², of the logits of `linear_logits`.
 
     Args:
-        hidden: (..., D), what the head is given.
+        hidden: (..., D), the input of the head.
         weight: (V, D), the head's matrix, tied or not.
         labels: (...) of int64; `ignore_index` where a position has none.
         bias: (V,), added to the logits.
@@ -71,7 +71,7 @@ def linear_cross_entropy(
             "chunked" has the logits of a chunk of tokens at a time, and the gradients of a mean or sum in the forward
             pass (for `reduction="none"` and `return_lse` it computes the logits twice, and asked for all logits it is
             "logits"); "torch" is torch's own; "liger", "quack" and "cut_cross_entropy" are those libraries', where they
-            are installed; "auto" picks among the first three, and `chosen_backend` says what.
+            are installed; "auto" picks among the first three, and `chosen_backend` names its choice.
 
     Returns:
         The loss, or a tuple of the loss and what was asked for. Loss and lse are in float32, or in float64 for float64;
@@ -108,7 +108,7 @@ def linear_cross_entropy(
     dtype = _autocast_dtype(hidden, weight, name)
     if dtype is not None:
         ends = hidden.to(dtype), weight, bias
-        if name != "chunked" or weight.dtype != torch.float32:  # which casts what it multiplies
+        if name != "chunked" or weight.dtype != torch.float32:  # "chunked" casts a float32 matrix itself
             ends = ends[0], weight.to(dtype), None if bias is None else bias.to(dtype)
     with nullcontext() if dtype is None else torch.autocast(weight.device.type, enabled=False):
         if name in PEERS:
@@ -122,7 +122,7 @@ def linear_cross_entropy(
         if name == "chunked":
             losses, lse = chunked_losses(*ends, labels, options)
         elif name == "logits":
-            losses, lse, logits = kept_losses(*ends, labels, options)
+            losses, lse, logits = full_logits_losses(*ends, labels, options)
         elif name == "torch":
             if return_lse or return_logits:
                 raise UsageError("backend='torch' returns the loss alone: no lse, no logits", help='backend="auto"')
@@ -138,9 +138,9 @@ def linear_cross_entropy(
 
 
 def _autocast_dtype(hidden: torch.Tensor, weight: torch.Tensor, backend: str) -> torch.dtype | None:
-    """What autocast, if it is on, would multiply in; float32 where casts would be all that comes of it.
+    """The dtype in which autocast, if it is on, would multiply; float32 where a narrower dtype would only add casts.
 
-    `None` where nothing is to be done: the functions that two of the backends call are known to autocast itself.
+    `None` where nothing has to be cast: autocast itself covers the functions that "reference" and "torch" call.
     """
     kind = weight.device.type
     if (
@@ -151,6 +151,6 @@ def _autocast_dtype(hidden: torch.Tensor, weight: torch.Tensor, backend: str) ->
     ):
         return None
     dtype = torch.get_autocast_dtype(kind)
-    here = kind == "cpu" and not torch.compiler.is_compiling()  # which cannot trace the question
+    here = kind == "cpu" and not torch.compiler.is_compiling()  # torch.compile cannot trace `emulated`
     wide = here and backend == "chunked" and weight.dtype == torch.float32 and emulated(dtype)
     return torch.float32 if wide else dtype

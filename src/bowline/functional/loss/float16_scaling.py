@@ -1,7 +1,7 @@
-"""By how much float16's gradients are larger until the backward pass: a mean's would underflow.
+"""Scales float16 gradients up until the backward pass, because the gradients of a mean would underflow.
 
-A GradScaler's factor comes with the backward pass, too late for what was rounded to 0 in the forward pass. Everything
-here is a power of two, a tensor that nobody has to wait for.
+A GradScaler's factor arrives with the backward pass, too late for gradients that the forward pass rounded to 0. All
+scales are powers of two, kept as tensors, so that no step waits for the GPU.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import torch
 
 from bowline.functional.loss.loss_options import Options
 
-__all__ = ["Lift", "lifted", "lowered"]
+__all__ = ["Float16Scale", "scaled_down", "scaled_up"]
 
 LARGEST = 2.0**13
-"""What no gradient of float16, whose largest number is 65504, is lifted over."""
+"""Bound on every scaled gradient; the largest float16 number is 65504."""
 EXPONENTS = 100.0
-"""Of a lift, at most: it is a number whatever the factors are."""
+"""Largest absolute exponent of a scale, so that it is finite whatever the factors are."""
 
 
-class Lift(NamedTuple):
-    """Of the gradients of logits, hidden and bias; and that of the matrix's, which is not as high.
+class Float16Scale(NamedTuple):
+    """The scale of the gradients of logits, hidden and bias, and the lower scale of the matrix's gradient.
 
-    The matrix's is a sum of hidden states, and one of hundreds would take what the gradients of logits need.
+    The matrix's gradient is a sum of hidden states. With one scale for all, hidden states in the hundreds would leave
+    too little range for the gradients of the logits.
     """
 
-    of_logits: torch.Tensor
-    of_weight: torch.Tensor
+    grad_logits: torch.Tensor
+    grad_weight: torch.Tensor
 
     @classmethod
     def of(
@@ -38,8 +39,8 @@ class Lift(NamedTuple):
         bias: torch.Tensor | None,
         factors: torch.Tensor,
         options: Options,
-    ) -> Lift | None:
-        """Of hidden (N, D), weight (V, D), bias (V,) and factors (N,) of the losses; `None` where it is not float16."""
+    ) -> Float16Scale | None:
+        """The scales for hidden (N, D), weight (V, D), bias (V,), loss factors (N,); `None` unless in float16."""
         if hidden.dtype != torch.float16 or not hidden.numel():
             return None
         most, steepest = (_largest(one, factors.dtype, dim) for one, dim in ((hidden, -1), (weight, None)))
@@ -51,29 +52,31 @@ class Lift(NamedTuple):
             if options.softcap is not None:
                 logit = logit.clamp(max=options.softcap)
             slope = slope * (1 + 2 * options.z_loss * (logit + math.log(len(weight))))
-        of_each = factors.detach().abs() * slope
-        total, largest = of_each.sum(), of_each.amax()
-        of_logits = torch.maximum(total, 2 * steepest * largest)
-        return cls(_power(of_logits), _power(torch.maximum(of_logits, (of_each * most).sum())))
+        grad_each = factors.detach().abs() * slope
+        total, largest = grad_each.sum(), grad_each.amax()
+        grad_logits = torch.maximum(total, 2 * steepest * largest)
+        return cls(_power(grad_logits), _power(torch.maximum(grad_logits, (grad_each * most).sum())))
 
 
-def lifted(factors: torch.Tensor, lift: Lift | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The factors of the losses, and what hidden is multiplied by for the matrix's gradient; `None` for not at all."""
-    return (factors, None) if lift is None else (factors * lift.of_logits, lift.of_weight / lift.of_logits)
+def scaled_up(factors: torch.Tensor, scale: Float16Scale | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The scaled loss factors, and the factor on hidden for the matrix's gradient (`None` for 1)."""
+    return (factors, None) if scale is None else (factors * scale.grad_logits, scale.grad_weight / scale.grad_logits)
 
 
-def lowered(of_total: torch.Tensor, lift: Lift | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """What gradients are multiplied by in the backward pass: of hidden and bias, and of the matrix."""
-    return (of_total, of_total) if lift is None else (of_total / lift.of_logits, of_total / lift.of_weight)
+def scaled_down(grad_total: torch.Tensor, scale: Float16Scale | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The factors that undo the scales in the backward pass: for hidden and bias, and for the matrix."""
+    return (
+        (grad_total, grad_total) if scale is None else (grad_total / scale.grad_logits, grad_total / scale.grad_weight)
+    )
 
 
 def _largest(tensor: torch.Tensor, dtype: torch.dtype, dim: int | None = None) -> torch.Tensor:
-    """The largest absolute number, 0 for an infinite one; `aminmax` is 20 times as fast as a norm."""
+    """The largest absolute value, or 0 where it is infinite; `aminmax` is 20 times as fast as a norm."""
     low, high = torch.aminmax(tensor.detach(), dim=dim)
     return torch.maximum(-low, high).to(dtype).nan_to_num(0.0, 0.0)
 
 
 def _power(bound: torch.Tensor) -> torch.Tensor:
-    """The largest power of two that lifts a bound to no more than `LARGEST`; 1 where there is nothing to lift."""
+    """The largest power of two that scales a bound to at most `LARGEST`; 1 for a bound of 0."""
     exponent = (LARGEST / bound.masked_fill(bound == 0, LARGEST)).log2().floor()
     return exponent.clamp(-EXPONENTS, EXPONENTS).exp2()

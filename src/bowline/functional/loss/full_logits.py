@@ -1,6 +1,6 @@
-"""The backend "logits": keeps the logits, and makes nothing else of their size, nor does its backward pass.
+"""The backend "logits": keeps all logits, and allocates nothing else of their size, in either pass.
 
-Under `torch.compile` it does: one graph has no pieces.
+Under `torch.compile` it does allocate more, because there the work is not split into blocks.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from bowline.functional.loss.loss_options import Options
 from bowline.functional.loss.once_differentiable import first_order_only
 from bowline.functional.loss.reference import without
 
-__all__ = ["kept_losses"]
+__all__ = ["full_logits_losses"]
 
 
-def kept_losses(
+def full_logits_losses(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The losses and the lse of each position, (...), and the logits (..., V)."""
@@ -30,7 +30,7 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor, options: Options) -> tup
     """`reference_losses`, faster: log_softmax reads half precision and writes float32, without a copy between."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     log_p = logits.log_softmax(-1, dtype=wide)
-    lse = logits.amax(-1).to(wide) - log_p.amax(-1)  # of the likeliest token, where the least is lost
+    lse = logits.amax(-1).to(wide) - log_p.amax(-1)  # from the likeliest token, where rounding loses least
     counted = labels != options.ignore_index
     target = log_p.gather(-1, labels.masked_fill(~counted, 0)[..., None])[..., 0]
     losses = options.z_loss * lse.square() - (1 - options.label_smoothing) * target
@@ -43,7 +43,8 @@ class _Head(torch.autograd.Function):
     """hidden (..., D) and weight (V, D) to the reference's losses and lse, (...), and to the logits (..., V).
 
     The losses are computed some rows at a time. The backward pass goes over the vocabulary in blocks, each of
-    which is a part of the weight's gradient of its own, and over rows with a label only: the others' gradient is 0.
+    which fills its own part of the weight's gradient, and only over rows with a label: the gradient of other rows
+    is 0.
     """
 
     @staticmethod
@@ -74,34 +75,34 @@ class _Head(torch.autograd.Function):
         options = ctx.options
         shape, hidden = hidden.shape, hidden.reshape(-1, hidden.shape[-1])
         logits, labels, lse = logits.reshape(-1, len(weight)), labels.reshape(-1), lse.reshape(-1)
-        of_loss, of_lse = (None if one is None else one.reshape(-1) for one in grads[:2])
-        of_logits = None if grads[2] is None else grads[2].reshape(-1, len(weight))
+        grad_loss, grad_lse = (None if one is None else one.reshape(-1) for one in grads[:2])
+        grad_logits = None if grads[2] is None else grads[2].reshape(-1, len(weight))
         counted = labels != options.ignore_index
-        of_loss = lse.new_zeros(lse.shape) if of_loss is None else of_loss.masked_fill(~counted, 0.0)
-        of_p = of_loss * (1 + 2 * options.z_loss * lse)
+        grad_loss = lse.new_zeros(lse.shape) if grad_loss is None else grad_loss.masked_fill(~counted, 0.0)
+        p_factor = grad_loss * (1 + 2 * options.z_loss * lse)
         rows = None
-        if of_lse is not None:
-            of_p = of_p + of_lse
-        elif of_logits is None and labels.device.type == "cpu" and _has_values(labels):
+        if grad_lse is not None:
+            p_factor = p_factor + grad_lse
+        elif grad_logits is None and labels.device.type == "cpu" and _has_values(labels):
             rows = counted.nonzero()[:, 0]
-            rows = rows if len(rows) < len(labels) else None  # nothing is copied where nothing is left out
-        some, target, lse, of_loss, of_p = (
+            rows = rows if len(rows) < len(labels) else None  # without ignored rows, copying is unnecessary
+        some, target, lse, grad_loss, p_factor = (
             one if rows is None else one[rows]
-            for one in (hidden, labels.masked_fill(~counted, 0), lse[:, None], of_loss[:, None], of_p[:, None])
+            for one in (hidden, labels.masked_fill(~counted, 0), lse[:, None], grad_loss[:, None], p_factor[:, None])
         )
         smoothing, softcap, scale = options.label_smoothing, options.softcap, options.logit_scale
 
         def block(first: int, last: int) -> torch.Tensor:
             """The gradient of the product's columns from `first` to `last`."""
             x = logits[:, first:last] if rows is None else logits[:, first:last].index_select(0, rows)
-            gradient: torch.Tensor = (x - lse).exp_().mul_(of_p)
+            gradient: torch.Tensor = (x - lse).exp_().mul_(p_factor)
             if smoothing:
-                gradient -= of_loss * options.share(len(weight))
+                gradient -= grad_loss * options.share(len(weight))
             at = (target - first)[:, None]
             inside = (at >= 0) & (at < last - first)
-            gradient.scatter_add_(1, at.clamp(0, last - first - 1), (smoothing - 1) * of_loss * inside)
-            if of_logits is not None:
-                gradient += of_logits[:, first:last]
+            gradient.scatter_add_(1, at.clamp(0, last - first - 1), (smoothing - 1) * grad_loss * inside)
+            if grad_logits is not None:
+                gradient += grad_logits[:, first:last]
             if softcap is not None:
                 gradient *= 1 - (x / softcap).square()
             if options.mask_ids:
@@ -111,45 +112,45 @@ class _Head(torch.autograd.Function):
         wanted, size = ctx.needs_input_grad[:3], _columns(some, weight)
         if size >= len(weight):
             gradient = block(0, len(weight))
-            of_weight = gradient.t() @ some if wanted[1] else None
-            of_bias = gradient.sum(0) if wanted[2] else None
-            of_some = gradient @ weight if wanted[0] else None
+            grad_weight = gradient.t() @ some if wanted[1] else None
+            grad_bias = gradient.sum(0) if wanted[2] else None
+            grad_some = gradient @ weight if wanted[0] else None
         else:
-            of_weight = torch.empty_like(weight) if wanted[1] else None
-            of_bias = weight.new_empty(len(weight)) if wanted[2] else None
+            grad_weight = torch.empty_like(weight) if wanted[1] else None
+            grad_bias = weight.new_empty(len(weight)) if wanted[2] else None
             total = torch.zeros_like(some, dtype=lse.dtype)  # in half precision, blocks are added in float32
             for first in range(0, len(weight), size):
                 part = slice(first, min(first + size, len(weight)))
                 gradient = block(part.start, part.stop)
-                if of_weight is not None:
-                    torch.mm(gradient.t(), some, out=of_weight[part])
-                if of_bias is not None:
-                    torch.sum(gradient, 0, out=of_bias[part])
+                if grad_weight is not None:
+                    torch.mm(gradient.t(), some, out=grad_weight[part])
+                if grad_bias is not None:
+                    torch.sum(gradient, 0, out=grad_bias[part])
                 if wanted[0] and total.dtype == weight.dtype:
                     total.addmm_(gradient, weight[part])
                 elif wanted[0]:
                     total += gradient @ weight[part]
-            of_some = total.to(some.dtype) if wanted[0] else None
-        if of_some is not None and rows is not None:
-            of_some = torch.zeros_like(hidden).index_copy_(0, rows, of_some)
-        of_hidden = None if of_some is None else of_some.view(shape)
-        return of_hidden, of_weight, of_bias, None, None
+            grad_some = total.to(some.dtype) if wanted[0] else None
+        if grad_some is not None and rows is not None:
+            grad_some = torch.zeros_like(hidden).index_copy_(0, rows, grad_some)
+        grad_hidden = None if grad_some is None else grad_some.view(shape)
+        return grad_hidden, grad_weight, grad_bias, None, None
 
 
 def _has_values(labels: torch.Tensor) -> bool:
-    """Which to read; in a graph, and of a FakeTensor, there are none."""
+    """Whether the labels can be read; in a compiled graph and for a FakeTensor they cannot."""
     return type(labels) is torch.Tensor and not torch.compiler.is_compiling()
 
 
 def _rows(logits: torch.Tensor) -> int:
-    """Rows whose losses are computed at once: on the CPU what its cache holds."""
+    """Rows whose losses are computed at once: on the CPU, as many as its cache holds."""
     if torch.compiler.is_compiling():
         return max(1, len(logits))
     return max(1, 2 ** (18 if logits.device.type == "cpu" else 26) // max(1, logits.shape[1]))
 
 
 def _columns(hidden: torch.Tensor, weight: torch.Tensor) -> int:
-    """Columns of the logits whose gradient there is at once."""
+    """Columns of the logits whose gradient is in memory at once."""
     if torch.compiler.is_compiling():
         return len(weight)
     return max(256, 2 ** (21 if weight.device.type == "cpu" else 26) // max(1, len(hidden)))

@@ -1,4 +1,4 @@
-"""The logits themselves, all of them at once."""
+"""`linear_logits`: the logits of a head, with scale, softcap and masked tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def linear_logits(
     softcap: float | None = None,
     mask_ids: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """logits = c tanh(s (hidden weightᵀ + bias) / c), without tanh where there is no softcap c; `mask_ids` at -inf.
+    """logits = c tanh(s (hidden weightᵀ + bias) / c), without tanh if there is no softcap c; `mask_ids` at -inf.
 
     hidden (..., D), weight (V, D), bias (V,); logits (..., V) in the dtype of the product.
 

@@ -1,4 +1,4 @@
-"""What the loss is, but for its tensors: one record; and what every backend is told of arguments that do not fit."""
+"""The options of the loss, as one record, and the checks of its arguments, which all backends share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BACKENDS = ("auto", "reference", "logits", "chunked", "torch", "liger", "quack",
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The loss of one position, from its logits: see `linear_cross_entropy`, whose arguments these are."""
+    """The options of the loss of one position; `linear_cross_entropy` explains each of them."""
 
     logit_scale: float = 1.0
     softcap: float | None = None
@@ -40,14 +40,14 @@ class Options:
     mask_ids: tuple[int, ...] = ()
 
     def share(self, size: int) -> float:
-        """The target of each token that smoothing spreads over, of a vocabulary of `size`."""
+        """The target probability that label smoothing gives each unmasked token, in a vocabulary of `size`."""
         return self.label_smoothing / max(1, size - len(self.mask_ids))
 
 
 def check_ends(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, logit_scale: float, softcap: float | None
 ) -> None:
-    """Hidden (..., D), weight (V, D) and bias (V,) fit, and are numbers that have gradients."""
+    """Raises unless hidden (..., D), weight (V, D) and bias (V,) fit each other and have floating-point dtypes."""
     check_numbers(logit_scale=logit_scale, softcap=softcap)
     if hidden.ndim < 1 or weight.ndim != 2 or hidden.shape[-1] != weight.shape[1]:
         raise UsageError(
@@ -74,7 +74,7 @@ def check_ends(
 
 
 def check_numbers(**options: Any) -> None:
-    """None of them is a tensor, whose gradient would be lost."""
+    """Raises if an option is a tensor, because the gradient of that tensor would be lost."""
     for name, value in options.items():
         if isinstance(value, torch.Tensor):
             raise UsageError(
@@ -84,7 +84,7 @@ def check_numbers(**options: Any) -> None:
 
 
 def masked_ids(mask_ids: Any, size: int) -> tuple[int, ...]:
-    """Each once; they are tokens, and some token is not masked."""
+    """The masked ids, each once; raises unless all are tokens and some token stays unmasked."""
     given = mask_ids.tolist() if hasattr(mask_ids, "tolist") else mask_ids
     if isinstance(given, list) and any(isinstance(one, bool) for one in given):
         raise UsageError("mask_ids of bool: expected ids of tokens, as [0, 1]", help="mask.nonzero()[:, 0]")
@@ -101,7 +101,7 @@ def masked_ids(mask_ids: Any, size: int) -> tuple[int, ...]:
 
 
 def check_backend(backend: str) -> None:
-    """Whether there is one of that name."""
+    """Raises unless a backend of that name exists."""
     if backend not in BACKENDS:
         raise UsageError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
 
@@ -115,7 +115,7 @@ def check_arguments(
     reduction: str,
     backend: str,
 ) -> None:
-    """What is not about the ends alone; `check_ends` comes before."""
+    """Checks the arguments that `check_ends`, which runs first, does not look at."""
     check_backend(backend)
     if reduction not in ("mean", "sum", "none"):
         raise UsageError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'none'")
@@ -132,9 +132,10 @@ def check_arguments(
 
 
 def check_labels(labels: torch.Tensor, size: int, options: Options) -> None:
-    """On the CPU. Elsewhere reading values would stop the queue: such a loss is NaN, or torch's own assertion fails.
+    """Raises on a label that is not a token or is masked; checks on the CPU only.
 
-    A label of another class, as a FakeTensor, has no value to read, nor has one under `torch.func.vmap`.
+    On a GPU, reading labels would stall the queue: there a wrong label gives a loss of NaN, or torch's own assertion
+    fails. A label of another class, such as a FakeTensor, has no value to read, nor has one under `torch.func.vmap`.
     """
     if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0 or in_torch_func():
         return

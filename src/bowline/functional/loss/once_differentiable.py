@@ -1,4 +1,4 @@
-"""A backward pass that cannot be differentiated says so, also where nothing but the saved tensors would tell."""
+"""Makes second-order gradients raise in backward passes that cannot be differentiated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 class _Refusal(torch.autograd.Function):
-    """A gradient as it is, which depends on `ends` in a way that nobody derived."""
+    """Returns a gradient unchanged and ties it to `ends`, so that differentiating it raises."""
 
     @staticmethod
     def forward(ctx: Any, gradient: torch.Tensor, *ends: torch.Tensor) -> torch.Tensor:
@@ -32,9 +32,9 @@ class _Refusal(torch.autograd.Function):
 
 
 def first_order_only(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """`once_differentiable`, which looks at incoming gradients alone: here the saved tensors count too.
+    """Like torch's `once_differentiable`, which looks only at incoming gradients; this also counts saved tensors.
 
-    The first tensors that the Function saves are those that its gradients depend on.
+    The Function saves first the tensors that its gradients depend on.
     """
 
     @wraps(backward)

@@ -1,7 +1,7 @@
-"""The backends "liger", "quack" and "cut_cross_entropy": other libraries' losses, where they are installed and fit.
+"""The backends "liger", "quack" and "cut_cross_entropy": losses of other libraries, where installed and applicable.
 
-Each is called as its users call it, and keeps its own accuracy. `auto` never picks one of them: what they take varies
-with their versions, and none of them offers the gradient to which `tied_embedding` would add its own.
+Each library is called as its users call it, and its accuracy is its own. `auto` never picks one of them: their
+arguments vary with their versions, and none of them offers its weight gradient for `tied_embedding` to add to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """What a library is called, how it is asked, and what it takes: dtypes by device, and options of ours."""
+    """A library's name, how to call it, and what it accepts: dtypes by device, and which of our options."""
 
     package: str
     module: str
@@ -95,7 +95,7 @@ def _cut(
 
 
 def _mean_of(total: torch.Tensor, labels: torch.Tensor, options: Options, reduction: str) -> torch.Tensor:
-    """These two make a mean over no labels NaN."""
+    """The mean from a sum: quack and cut_cross_entropy return NaN for a mean over no labels, this 0."""
     return total / (labels != options.ignore_index).sum().clamp(min=1) if reduction == "mean" else total
 
 
@@ -137,9 +137,9 @@ def peer_loss(
     reduction: Reduction,
     asked: Mapping[str, bool],
 ) -> torch.Tensor:
-    """The loss by one of `PEERS`, in float32 or wider: hidden (..., D) and labels (...), of which there are some.
+    """The loss by one of `PEERS`, in float32 or wider: hidden (..., D) and labels (...), at least one.
 
-    `asked`: what else was asked for, by name: none of them has it.
+    `asked`: by name, whether further results or options were asked for, which no peer supports.
 
     Raises:
         UsageError: it is not installed, or does not take the device, a dtype, an option or a size.

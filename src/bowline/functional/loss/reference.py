@@ -1,4 +1,4 @@
-"""What is computed, in a few lines of torch that say it; and how positions become one number."""
+"""The definition of the loss, in a few lines of torch, and the reduction over positions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reference_losses(logits: torch.Tensor, labels: torch.Tensor, options: Option
 
 
 def without(logits: torch.Tensor, mask_ids: tuple[int, ...]) -> torch.Tensor:
-    """0 where ids are masked: smoothing does not spread over them."""
+    """The logits with 0 for masked ids, because smoothing does not spread over them."""
     if not mask_ids:
         return logits
     return logits.index_fill(-1, torch.tensor(mask_ids, dtype=torch.int64, device=logits.device), 0.0)
@@ -31,9 +31,9 @@ def without(logits: torch.Tensor, mask_ids: tuple[int, ...]) -> torch.Tensor:
 def position_weights(
     labels: torch.Tensor, ignore_index: int, class_weight: torch.Tensor | None, dtype: torch.dtype, reduction: Reduction
 ) -> torch.Tensor:
-    """The factor of each position's loss, (...): 0 where there is no label; for a mean, the mean's.
+    """The factor of each position's loss, (...): 0 without a label; for a mean, its share of the mean.
 
-    Without any label the mean is 0, and so is its gradient.
+    If no position has a label, the mean and its gradient are 0.
     """
     counted = labels != ignore_index
     weights = counted.to(dtype)
@@ -48,6 +48,6 @@ def position_weights(
 
 
 def reduced(losses: torch.Tensor, weights: torch.Tensor, reduction: Reduction) -> torch.Tensor:
-    """(...) losses and their factors to one number, or for "none" to (...)."""
+    """Reduces losses (...) with their factors to one number, or to (...) for "none"."""
     losses = losses * weights
     return losses if reduction == "none" else losses.sum()

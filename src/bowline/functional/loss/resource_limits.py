@@ -1,4 +1,4 @@
-"""What a loss may use: memory for its scratch, another library's products, a compiler on a GPU."""
+"""Limits on what the loss uses: scratch memory, oneDNN's matrix products, Triton's compiler."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MEBI = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What `chunked` may use.
+    """What the backend "chunked" may use.
 
     Attributes:
         budget: bytes of scratch beyond the gradients; `None` for 64 MiB, and on an accelerator for 1 GiB or twice the
-            gradient of the matrix, whatever is more. There a budget that has no room for the gradient's sums in
-            float32 costs up to a fourth product.
-        onednn: products by oneDNN where it is the faster, which needs blocks of scratch. Without, none are timed, so
-            the same numbers come out of every process, as with `torch.use_deterministic_algorithms`.
-        compiler: Triton's, for what is between the products on a GPU; a CPU needs none.
+            gradient of the matrix, whichever is more. On an accelerator, a budget too small for the gradient's sums
+            in float32 costs up to a fourth product.
+        onednn: use oneDNN's products where they are faster, which needs blocks of scratch. With `False` nothing is
+            timed, so every process computes the same numbers, as with `torch.use_deterministic_algorithms`.
+        compiler: use Triton kernels between the products on a GPU; a CPU needs none.
     """
 
     budget: int | None = None
@@ -45,16 +45,16 @@ _CURRENT: ContextVar[Resources] = ContextVar("resources", default=Resources())  
 
 
 def current() -> Resources:
-    """What may be used here."""
+    """The limits in force here."""
     return _CURRENT.get()
 
 
 @contextmanager
 def resources(**changes: Any) -> Iterator[Resources]:
-    """Inside, a loss may use this: `budget=` bytes, `onednn=False`, `compiler=False`. Threads begun inside may not.
+    """Sets limits for losses inside: `budget=` bytes, `onednn=False`, `compiler=False`; not for threads begun inside.
 
     Raises:
-        UsageError: a budget that is not more than 0, a switch that is neither True nor False, or another name.
+        UsageError: a budget that is not above 0, a switch that is neither True nor False, or an unknown name.
 
     Example:
         >>> with resources(budget=16 * 2**20, compiler=False) as allowed:

@@ -1,4 +1,4 @@
-"""The backend "torch": `torch.nn.functional.linear_cross_entropy`, where this torch has it."""
+"""The backend "torch": `torch.nn.functional.linear_cross_entropy`, in versions of torch that have it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["torch_losses"]
 def torch_losses(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor, options: Options
 ) -> torch.Tensor:
-    """Each position's loss (...), in float32 or wider; in half precision torch has rounded it.
+    """Each position's loss (...), in float32 or wider; for half precision, torch has rounded it before.
 
     Raises:
-        UsageError: this torch has no such function, or it has no such option.
+        UsageError: this torch lacks the function, or the function lacks an option.
     """
     function: Any = getattr(F, "linear_cross_entropy", None)
     if function is None:

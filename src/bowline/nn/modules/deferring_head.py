@@ -1,4 +1,4 @@
-"""A head that leaves its logits to whoever needs them."""
+"""A head that returns deferred logits, computed only when something needs them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bowline.functional.kernels.function_transforms import in_torch_func
 __all__ = ["DeferringHead"]
 
 PLAIN = (torch.Tensor, nn.Parameter)
-"""A head of others, as of DTensor where it is split over devices, computes its logits."""
+"""Weight classes whose logits are deferred; a head with another class, such as DTensor, computes them."""
 
 
 class DeferringHead(nn.Linear):
-    """Before the class of a Linear: `DeferredLogits` in the place of what that class makes.
+    """A mixin before a Linear's class: returns `DeferredLogits` instead of computing the logits.
 
     Attributes:
-        backend_of_loss: of `linear_cross_entropy`.
+        loss_backend: the `backend` argument of `linear_cross_entropy`.
     """
 
-    backend_of_loss: ClassVar[str] = "auto"
+    loss_backend: ClassVar[str] = "auto"
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that torch gives it
         traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
@@ -36,10 +36,10 @@ class DeferringHead(nn.Linear):
             traced = True
         if traced:
             return super().forward(input)
-        weight, bias = self.weight, self.bias  # once: a parametrized one is computed
+        weight, bias = self.weight, self.bias  # read once: a parametrized weight is computed at each access
         if 0 in input.shape[-1:] or not all(type(one) in PLAIN for one in (input, weight, bias) if one is not None):
             return super().forward(input)
-        return _deferred(input, weight, bias, self.backend_of_loss)
+        return _deferred(input, weight, bias, self.loss_backend)
 
 
 @uncompiled

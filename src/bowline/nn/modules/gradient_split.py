@@ -1,7 +1,7 @@
-"""How much of a tied matrix's gradient comes from its output end, and how much from its input end.
+"""Measures how much of a tied matrix's gradient comes from its output end, and how much from its input end.
 
-The gradient of the lookup has rows for the tokens that were looked up, and is what arrives at the embedding's output;
-what is left of the matrix's gradient is the head's. So two hooks and one pass over the gradient tell them apart.
+The lookup's gradient has rows for the tokens that were looked up, and arrives at the embedding's output; the rest of
+the matrix's gradient is the head's. So two hooks and one pass over the gradient separate the two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["GradientSplit", "SplitMeter", "split_gradient"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSplit:
-    """Frobenius norms of a shared matrix's gradient and of its two parts, and the cosine between these.
+    """Frobenius norms of a shared matrix's gradient and of its two parts, and the cosine between the parts.
 
     total² = output² + input² + 2 output input cosine.
     """
@@ -34,7 +34,7 @@ class GradientSplit:
 
 
 class SplitMeter:
-    """What arrived at the outputs of the lookups of one matrix; `split_gradient` makes it."""
+    """Records the gradients at the outputs of one matrix's lookups; `split_gradient` makes it."""
 
     def __init__(self, embeddings: list[nn.Module]) -> None:
         self._embeddings = embeddings
@@ -42,7 +42,7 @@ class SplitMeter:
 
     @property
     def weight(self) -> Any:
-        """The matrix (V, D), or `None` where the model has no tied one."""
+        """The tied matrix (V, D), or `None` if the model has none."""
         return self._embeddings[0].weight if self._embeddings else None
 
     def _watch(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -60,36 +60,38 @@ class SplitMeter:
 
     @torch.no_grad()
     def read(self) -> GradientSplit | None:
-        """The split of the gradient that the matrix has now; `None` where nothing is tied or there is no gradient."""
+        """The split of the matrix's present gradient; `None` if nothing is tied or there is no gradient."""
         gradient = None if self.weight is None else self.weight.grad
         if gradient is None or not self._rows:
             return None
         wide = torch.promote_types(gradient.dtype, torch.float32)
         ids, places = torch.cat([ids for ids, _ in self._rows]).unique(return_inverse=True)
-        of_input = torch.zeros(len(ids), gradient.shape[1], dtype=wide, device=gradient.device)
-        of_input.index_add_(0, places, torch.cat([rows.to(wide) for _, rows in self._rows]))
+        grad_input = torch.zeros(len(ids), gradient.shape[1], dtype=wide, device=gradient.device)
+        grad_input.index_add_(0, places, torch.cat([rows.to(wide) for _, rows in self._rows]))
         seen = gradient[ids].to(wide)
-        of_output = seen - of_input
+        grad_output = seen - grad_input
         total = math.fsum(_square(part) for part in gradient.split(2**14))
-        output = max(0.0, total - _square(seen)) + _square(of_output)  # where nothing was looked up, all is the head's
-        inner = float((of_output.double() * of_input).sum())
-        norms = math.sqrt(output), math.sqrt(_square(of_input))
+        output = max(0.0, total - _square(seen)) + _square(
+            grad_output
+        )  # without lookups, the whole gradient is the head's
+        inner = float((grad_output.double() * grad_input).sum())
+        norms = math.sqrt(output), math.sqrt(_square(grad_input))
         cosine = inner / (norms[0] * norms[1]) if norms[0] and norms[1] else 0.0
         return GradientSplit(output=norms[0], input=norms[1], total=math.sqrt(total), cosine=cosine)
 
 
 @contextmanager
 def split_gradient(model: nn.Module, embedding: nn.Module | None = None) -> Iterator[SplitMeter]:
-    """Inside, what flows back to the input end of the tied matrix is noted, and `read()` splits its gradient.
+    """Records the gradient that reaches the input end of the tied matrix, so that `read()` can split the whole.
 
-    To be put around the forward and backward passes of one step, all of its micro-batches, and read before gradients
-    are clipped or set to zero. It keeps the rows' gradients (N, D) and reads the gradient (V, D) once. In a process of
-    a data-parallel run the gradient is of all processes and the rows are not: there it must be read with `no_sync`.
+    Put it around the forward and backward passes of one step, with all of its micro-batches, and read it before
+    gradients are clipped or set to zero. It keeps the rows' gradients (N, D) and reads the gradient (V, D) once. In a
+    data-parallel run the gradient is the sum over all processes and the rows are not: there, read it within `no_sync`.
 
     Args:
         model: any module, with the parameters that it trains.
         embedding: the input end, where the model ties without a second module (`F.linear(hidden, table.weight)`);
-            otherwise every embedding whose weight another module has too.
+            otherwise every embedding whose weight another module uses too.
 
     Raises:
         UsageError: the matrix has a gradient already, several matrices are tied, or `embedding` has no weight.
@@ -119,7 +121,7 @@ def split_gradient(model: nn.Module, embedding: nn.Module | None = None) -> Iter
 
 
 def _lookups(model: nn.Module) -> list[nn.Module]:
-    """The embeddings of the matrix that is both ends."""
+    """The embeddings whose matrix is used at both ends."""
     holders: dict[int, dict[int, nn.Module]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         end = model.get_submodule(name.rpartition(".")[0])
@@ -141,7 +143,7 @@ def _expect_lookup(module: Any) -> nn.Module:
 
 
 def _factor(module: nn.Module) -> float:
-    """What a scaled embedding multiplies its rows by, as transformers names it."""
+    """The factor on the rows of a scaled embedding, by transformers' name for it."""
     scale = getattr(module, "embed_scale", None)
     return 1.0 if scale is None or type(module).forward is nn.Embedding.forward else float(scale)
 

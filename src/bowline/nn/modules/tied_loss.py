@@ -1,4 +1,4 @@
-"""`use_tied_loss`: a model of transformers, or any other, that computes its loss without its logits, in place."""
+"""`use_tied_loss`: makes an existing model, of transformers or any other, compute its loss without its logits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["TiedLoss", "use_tied_loss"]
 
 
 class TiedLoss:
-    """What `use_tied_loss` returns: `remove()` gives head and lookups their classes back, and so does leaving `with`.
+    """The handle that `use_tied_loss` returns: `remove()`, or leaving `with`, restores the classes of head and lookups.
 
     Attributes:
-        head: the model's.
+        head: the model's head.
     """
 
     def __init__(self, head: nn.Module, swapped: Iterable[nn.Module]) -> None:
@@ -29,7 +29,7 @@ class TiedLoss:
 
     @classmethod
     def of(cls, model: nn.Module) -> TiedLoss:
-        """That of a model which has it on: of a copy, deep or through a file, for which nobody has what was returned.
+        """The handle of a model that uses the tied loss, such as a copy (deep, or through a file) without a handle.
 
         Raises:
             UsageError: the model's head has no tied loss, or its class has been changed since.
@@ -55,10 +55,10 @@ class TiedLoss:
         return cls(head, ends)
 
     def remove(self) -> None:
-        """The model as it was. A second time nothing happens.
+        """Restores the model; a second call does nothing.
 
         Raises:
-            UsageError: something else has been put on the head or a lookup since, and has to go first.
+            UsageError: the head or a lookup has been wrapped in something else since, which has to be removed first.
         """
         for module, kinds in self._classes.items():
             end = "the head" if module is self.head else "a lookup"
@@ -84,20 +84,20 @@ class TiedLoss:
 
 
 def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
-    """From now on the model's `loss`, given `labels`, is `linear_cross_entropy`: no float32 copies of the logits.
+    """Makes the model compute its `loss` by `linear_cross_entropy`, without float32 copies of the logits.
 
-    The head then returns logits that are computed when something needs them (`bowline.functional.deferred`): what a
-    model does between its head and `cross_entropy`, a cast, a scale, a softcap, a bias, is noted and given to the loss.
-    So `output.logits` is there on request, generation works as before, and a model that does something else with its
-    logits is computed as it was. Embeddings that look up in the head's matrix do so by `tied_embedding`: one gradient
-    for both ends. Weights, names and files are untouched.
+    The head then returns logits that are computed only when something needs them (`bowline.functional.deferred`). The
+    steps between head and `cross_entropy` (a cast, a scale, a softcap, a bias) are recorded and passed to the loss. So
+    `output.logits` is available on request, generation works as before, and a model that does something else with its
+    logits computes what it did before. Embeddings that use the head's matrix look up by `tied_embedding`, with one
+    gradient for both ends. Weights, names and files are untouched.
 
-    Under `torch.compile` graphs end before the lookup and before the head, which are left outside, and the loss too;
-    where there has to be one graph (`fullgraph=True`, an export), it has the logits and both gradients.
+    Under `torch.compile`, graphs end before the lookup and before the head, and these two and the loss run outside
+    them. If a single graph is required (`fullgraph=True`, an export), it computes the logits and both gradients.
 
     Args:
         model: has `get_output_embeddings()`, whose module is a Linear: transformers' and Bowline's models.
-        backend: of `linear_cross_entropy`.
+        backend: the `backend` argument of `linear_cross_entropy`.
 
     Raises:
         UsageError: no such backend; no such head, one that this or another has hooked already, one that is quantised or
@@ -130,7 +130,7 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
             f"{type(model).__name__} has {seen}, expected a torch.nn.Linear with a floating-point weight",
             help="call bowline.linear_cross_entropy(hidden, weight, labels) where the loss is computed",
         )
-    # imported here: they load torch's compiler, which takes a second that other callers need not wait for
+    # imported here because they load torch's compiler, which takes a second
     from bowline.nn.modules.deferring_head import DeferringHead
     from bowline.nn.modules.uncompiled_lookup import UncompiledLookup
 
@@ -150,11 +150,11 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
             f"the head of {type(model).__name__} has a forward of its own already", help="remove the other hook before"
         )
     classes: dict[nn.Module, type[nn.Module]] = {
-        head: swapped_class(type(head), DeferringHead, type(head), backend_of_loss=backend)
+        head: swapped_class(type(head), DeferringHead, type(head), loss_backend=backend)
     }
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.weight is weight:
-            kind = type(module)  # of which nn.Embedding's forward is now TiedEmbedding's, and the rest as it was
+            kind = type(module)  # replaces the forward of nn.Embedding by TiedEmbedding's, and nothing else
             after = () if issubclass(UncompiledLookup, kind) else (kind,)
             classes[module] = swapped_class(kind, *after, UncompiledLookup)
     for module, ours in classes.items():

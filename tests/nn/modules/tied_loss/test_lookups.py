@@ -138,7 +138,7 @@ def test_a_copy_computes_with_its_own_matrix(name: str, copied: Any) -> None:
     use_tied_loss(model, backend="chunked")
     plain, gradients = step(model)
     other = copied(model)
-    assert other.get_output_embeddings().backend_of_loss == "chunked"
+    assert other.get_output_embeddings().loss_backend == "chunked"
     with torch.no_grad():
         model.get_output_embeddings().weight.zero_()
     output, found = step(other)

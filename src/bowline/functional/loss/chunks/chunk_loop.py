@@ -1,7 +1,7 @@
-"""One pass over the tokens: losses, and gradients where they are wanted, without the logits of all tokens.
+"""Computes losses and wanted gradients chunk by chunk, without holding the logits of all tokens.
 
-`sweep_cpu` and `sweep_gpu` go over chunks of tokens; `by_vocabulary` over blocks of the
-vocabulary, for less memory.
+`cpu_loop` and `gpu_loop` go over chunks of tokens; `vocabulary_blocks` goes over blocks of the vocabulary, which needs
+less memory.
 """
 
 from __future__ import annotations
@@ -10,40 +10,40 @@ from dataclasses import replace
 
 import torch
 
-from bowline.functional.loss.chunks.cpu_loop import sweep_on_cpu
-from bowline.functional.loss.chunks.gpu_loop import sweep_on_gpu
-from bowline.functional.loss.chunks.loss_job import Job, Sweep
-from bowline.functional.loss.chunks.vocabulary_blocks import needs_blocks, sweep_by_vocabulary
+from bowline.functional.loss.chunks.cpu_loop import run_on_cpu
+from bowline.functional.loss.chunks.gpu_loop import run_on_gpu
+from bowline.functional.loss.chunks.loss_job import LossJob, LossResult
+from bowline.functional.loss.chunks.vocabulary_blocks import needs_blocks, run_by_vocabulary
 
-__all__ = ["sweep"]
+__all__ = ["run_job"]
 
 WORTH_WAITING = 2**39
-"""Operations on a GPU, about a millisecond: for less, it is not waited for how many rows have a label."""
+"""GPU operations, about a millisecond's worth, above which waiting for the count of labelled rows pays off."""
 
 
 @torch.no_grad()
-def sweep(job: Job, *, skip: bool = False) -> Sweep:
-    """The losses of the rows of hidden, and the wanted gradients for what comes back.
+def run_job(job: LossJob, *, skip: bool = False) -> LossResult:
+    """The losses of the rows of hidden, and the wanted gradients.
 
-    `skip`: rows without a label are left out, and so is what they hold, infinities included.
+    `skip`: leave out rows without a label, so that infinities in them do no harm.
     """
     if not skip:
-        return _swept(job)
+        return _run_on_device(job)
     counted = job.labels != job.options.ignore_index
     if not _may_wait(job):
-        return _swept(replace(job, hidden=torch.where(counted[:, None], job.hidden, 0.0)))
+        return _run_on_device(replace(job, hidden=torch.where(counted[:, None], job.hidden, 0.0)))
     rows = counted.nonzero()[:, 0]
-    return _swept(job) if len(rows) == len(counted) else _swept(job.of(rows)).spread(rows, len(counted))
+    return _run_on_device(job) if len(rows) == len(counted) else _run_on_device(job.of(rows)).spread(rows, len(counted))
 
 
-def _may_wait(job: Job) -> bool:
-    """For how many rows have a label: once, which costs a GPU's queue less than rows without one would."""
+def _may_wait(job: LossJob) -> bool:
+    """Whether to wait once for the count of labelled rows: cheaper than computing unlabelled rows."""
     if job.hidden.device.type == "cpu":
         return True
     return 6 * job.hidden.numel() * len(job.weight) > WORTH_WAITING and not torch.cuda.is_current_stream_capturing()
 
 
-def _swept(job: Job) -> Sweep:
+def _run_on_device(job: LossJob) -> LossResult:
     if job.hidden.device.type == "cpu":
-        return sweep_on_cpu(job)
-    return sweep_by_vocabulary(job) if needs_blocks(job) else sweep_on_gpu(job)
+        return run_on_cpu(job)
+    return run_by_vocabulary(job) if needs_blocks(job) else run_on_gpu(job)

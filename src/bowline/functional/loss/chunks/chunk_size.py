@@ -1,4 +1,4 @@
-"""How much at once: rows of tokens from a memory budget and a roofline, rows of the vocabulary from a cache."""
+"""Sizes of chunks and blocks: tokens by memory budget and roofline, rows of the vocabulary by cache size."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import torch
 __all__ = ["block_rows", "chunk_rows", "padded"]
 
 STRIDE = 64
-"""Columns that a row of logits is rounded up to: products of bf16 like aligned rows."""
+"""Columns to a multiple of which a row of logits is rounded up: bf16 products are faster with aligned rows."""
 LOGITS_SHARE = 13 / 16
-"""Of the budget, what a chunk of logits takes on a CPU; the rest is for blocks."""
+"""Share of the budget for a chunk of logits on a CPU; the rest is for blocks."""
 ROOFLINE = {"cpu": (64, 1024), "cuda": (512, 4096)}
-"""Rows, at least and at most, by device.
+"""Fewest and most rows of a chunk, by device.
 
-For each chunk the three products read the matrix twice, and read and write its gradient, so a product of n rows does
-about 6 n V D operations for 4 V D numbers moved. Below the first, memory sets the pace and a smaller chunk saves
-nothing; above the second, more rows gain nothing. V / D has no say in it.
+For each chunk the three products read the matrix twice, and read and write its gradient, so a chunk of n rows does
+about 6 n V D operations for 4 V D numbers moved. Below the first number, memory bandwidth limits the speed and a
+smaller chunk saves nothing; above the second, more rows gain nothing. The ratio V / D does not matter.
 """
 TILE = {"cpu": 16, "cuda": 128}
-"""Rows that are multiplied at once, by device: of a chunk that is no multiple, the last are mostly waste."""
+"""Rows of a matmul tile, by device: if a chunk is not a multiple, most of its last tile is wasted."""
 BLOCK = 2**19
 """Numbers in a block."""
 BLOCK_ROWS = (256, 8192)
 
 
 def padded(size: int) -> int:
-    """The row stride of a chunk of logits."""
+    """The row stride of a chunk of logits: the row's size, rounded up to a multiple of `STRIDE`."""
     return -(-size // STRIDE) * STRIDE if size > STRIDE else size
 
 
 def chunk_rows(rows: int, size: int, dtype: torch.dtype, device: torch.device, budget: int, sums: int = 0) -> int:
-    """Of `rows` tokens, how many at once, in chunks of equal length.
+    """The number of tokens in a chunk, if `rows` tokens are split into chunks of equal length.
 
-    `sums`: bytes by which the gradient of the matrix is larger while it is the sum of several chunks. They come off the
-    budget, and are not needed where all tokens fit into it at once.
+    `sums`: the bytes by which the gradient of the matrix is larger while several chunks are summed into it. They are
+    subtracted from the budget unless all tokens fit into one chunk.
 
     Example:
         >>> cpu = torch.device("cpu")
@@ -56,6 +56,6 @@ def chunk_rows(rows: int, size: int, dtype: torch.dtype, device: torch.device, b
 
 
 def block_rows(width: int) -> int:
-    """Rows of the vocabulary that are widened or multiplied at once: what stays in a cache."""
+    """Rows of the vocabulary to widen or multiply at once, so that they stay in a cache."""
     least, most = BLOCK_ROWS
     return max(least, min(most, BLOCK // max(1, width)))

@@ -1,7 +1,7 @@
-"""The sweep on a GPU: three products of whole matrices for each chunk, and one kernel between them.
+"""The chunk loop on a GPU: three products of whole matrices for each chunk, and one kernel between them.
 
-In half precision the matrix's gradient is summed in float32 over the chunks; of one chunk it is made by one product. So
-all tokens are one chunk where their logits take no more room than sums would.
+In half precision the matrix's gradient is summed over the chunks in float32; with a single chunk, one product computes
+it. So all tokens form one chunk if their logits take no more memory than the sums would.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from bowline.functional.kernels.row_sums import add_rows
 from bowline.functional.kernels.triton_support import kernels_run_on
 from bowline.functional.loss.chunks.chunk_size import chunk_rows
 from bowline.functional.loss.chunks.gpu_matmul import GpuProducts
-from bowline.functional.loss.chunks.label_gradient import add_own_rows
-from bowline.functional.loss.chunks.loss_job import Job, Sweep
+from bowline.functional.loss.chunks.label_gradient import add_label_rows
+from bowline.functional.loss.chunks.loss_job import LossJob, LossResult
 from bowline.functional.loss.chunks.softmax import chunk_loss
 from bowline.functional.loss.chunks.softmax_formulas import Chunk
 
-__all__ = ["sweep_on_gpu"]
+__all__ = ["run_on_gpu"]
 
 
-def sweep_on_gpu(job: Job) -> Sweep:
-    """The losses, the lse, and the wanted gradients; nothing is waited for."""
+def run_on_gpu(job: LossJob) -> LossResult:
+    """The losses, the lse, and the wanted gradients, without waiting for the GPU."""
     if not len(job.hidden):
         return _nothing(job)
     cast = job.cast()
@@ -31,59 +31,61 @@ def sweep_on_gpu(job: Job) -> Sweep:
     sums = job.beside() if wanted.weight else 0
     step = chunk_rows(count, size, weight.dtype, weight.device, job.allowed.scratch(weight), sums)
     ids = job.ids()
-    of_hidden = hidden.new_empty(hidden.shape) if wanted.hidden else None  # contiguous, as kernels write
-    of_weight = by.sums(job.weight, -(-count // step)) if wanted.weight else None
-    of_bias = torch.zeros(size, dtype=job.wide, device=hidden.device) if wanted.bias else None
+    grad_hidden = hidden.new_empty(hidden.shape) if wanted.hidden else None  # contiguous, as kernels write it
+    grad_weight = by.sums(job.weight, -(-count // step)) if wanted.weight else None
+    grad_bias = torch.zeros(size, dtype=job.wide, device=hidden.device) if wanted.bias else None
     room = by.room(min(step, count), weight)
     chunks = []
     for first in range(0, count, step):
         part = slice(first, min(first + step, count))
         ready, x = by.ready(hidden[part]), room[: part.stop - first]
         by.make_logits(ready, weight, bias, x)
-        of_loss = job.of_loss[part] if wanted.any() else None
-        of_lse = None if job.of_lse is None else job.of_lse[part]
-        chunk = chunk_loss(x, job.labels[part], of_loss, of_lse, options, job.allowed, by_factor=not wanted.bias)
+        grad_loss = job.grad_loss[part] if wanted.any() else None
+        grad_lse = None if job.grad_lse is None else job.grad_lse[part]
+        chunk = chunk_loss(x, job.labels[part], grad_loss, grad_lse, options, job.allowed, by_factor=not wanted.bias)
         chunks.append(chunk)
-        if of_hidden is not None and chunk.of_label is not None:
-            product = by.make_of_hidden(x, weight)
+        if grad_hidden is not None and chunk.grad_label is not None:
+            product = by.make_grad_hidden(x, weight)
             if job.kernels and kernels_run_on(product) and kernels_run_on(weight):
-                add_own_rows(product, weight, ids[part], chunk.of_label, of_hidden[part], chunk.factor)
+                add_label_rows(product, weight, ids[part], chunk.grad_label, grad_hidden[part], chunk.factor)
             else:
-                of_hidden[part] = product.add_(weight[ids[part]].to(job.wide) * chunk.of_label[:, None])
-        if of_weight is not None:
+                grad_hidden[part] = product.add_(weight[ids[part]].to(job.wide) * chunk.grad_label[:, None])
+        if grad_weight is not None:
             some = right[part]
             if chunk.factor is not None:
                 some = torch.mul(some, chunk.factor[:, None], out=torch.empty_like(some))
-            by.add_of_weight(of_weight, x, by.ready(some), first == 0)
-        if of_bias is not None:
-            of_bias += x.sum(0, dtype=job.wide)
+            by.add_grad_weight(grad_weight, x, by.ready(some), first == 0)
+        if grad_bias is not None:
+            grad_bias += x.sum(0, dtype=job.wide)
     del room, x
     all_rows = _joined(chunks)
-    if of_weight is not None:
-        add_rows(of_weight, ids, right, all_rows.of_label, kernels=job.kernels)
-        of_weight = of_weight.to(job.weight.dtype)
-    if of_bias is not None and all_rows.of_label is not None:
-        of_bias = of_bias.index_add_(0, ids, all_rows.of_label).to(job.weight.dtype)
-    return Sweep(losses=all_rows.losses, lse=all_rows.lse, of_hidden=of_hidden, of_weight=of_weight, of_bias=of_bias)
+    if grad_weight is not None:
+        add_rows(grad_weight, ids, right, all_rows.grad_label, kernels=job.kernels)
+        grad_weight = grad_weight.to(job.weight.dtype)
+    if grad_bias is not None and all_rows.grad_label is not None:
+        grad_bias = grad_bias.index_add_(0, ids, all_rows.grad_label).to(job.weight.dtype)
+    return LossResult(
+        losses=all_rows.losses, lse=all_rows.lse, grad_hidden=grad_hidden, grad_weight=grad_weight, grad_bias=grad_bias
+    )
 
 
-def _nothing(job: Job) -> Sweep:
+def _nothing(job: LossJob) -> LossResult:
     none = job.hidden.new_zeros(0, dtype=job.wide)
-    return Sweep(
+    return LossResult(
         losses=none,
         lse=none,
-        of_hidden=torch.zeros_like(job.hidden) if job.wanted.hidden else None,
-        of_weight=torch.zeros_like(job.weight) if job.wanted.weight else None,
-        of_bias=torch.zeros_like(job.weight[:, 0]) if job.wanted.bias else None,
+        grad_hidden=torch.zeros_like(job.hidden) if job.wanted.hidden else None,
+        grad_weight=torch.zeros_like(job.weight) if job.wanted.weight else None,
+        grad_bias=torch.zeros_like(job.weight[:, 0]) if job.wanted.bias else None,
     )
 
 
 def _joined(chunks: list[Chunk]) -> Chunk:
     if len(chunks) == 1:
         return chunks[0]
-    own = [chunk.of_label for chunk in chunks if chunk.of_label is not None]
+    grad_labels = [chunk.grad_label for chunk in chunks if chunk.grad_label is not None]
     return Chunk(
         losses=torch.cat([chunk.losses for chunk in chunks]),
         lse=torch.cat([chunk.lse for chunk in chunks]),
-        of_label=torch.cat(own) if own else None,
+        grad_label=torch.cat(grad_labels) if grad_labels else None,
     )

@@ -1,4 +1,4 @@
-"""The label's own column, which the products were spared, added to the gradient of hidden: one Triton kernel."""
+"""Adds the label's column, which the products leave out, to the gradient of hidden: one Triton kernel."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ import torch
 
 from bowline.functional.kernels.triton_support import jit, tl, triton
 
-__all__ = ["add_own_rows"]
+__all__ = ["add_label_rows"]
 
 COLUMNS = 1024
-"""Of hidden, in a program."""
+"""Columns of hidden in one program."""
 
 
-def add_own_rows(
+def add_label_rows(
     product: torch.Tensor,
     weight: torch.Tensor,
     ids: torch.Tensor,
-    own: torch.Tensor,
+    grad_label: torch.Tensor,
     out: torch.Tensor,
     factor: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Out (n, D) = factor product + own weight[ids]: product (n, D), contiguous, and own and factor (n,) in float32.
+    """Out (n, D) = factor product + grad_label weight[ids]; the factor is 1 by default.
 
-    ids (n,) are rows of weight (V, D); without a factor it is 1.
+    product (n, D) is contiguous; it, grad_label (n,) and factor (n,) are in float32; ids (n,) are rows of weight
+    (V, D).
     """
     rows, width = product.shape
     block = min(COLUMNS, triton.next_power_of_2(width))
     with torch.cuda.device_of(product):
-        _own[(rows, triton.cdiv(width, block))](
+        _label_rows[(rows, triton.cdiv(width, block))](
             product,
             weight,
             weight.stride(0),
             weight.stride(1),
             len(weight),
             ids,
-            own,
+            grad_label,
             factor,
             out,
             out.stride(0),
@@ -49,7 +50,7 @@ def add_own_rows(
 
 @jit
 @no_type_check
-def _own(product, weight, stride, step, size, ids, own, by, out, out_stride, width, BLOCK: tl.constexpr):  # noqa: N803
+def _label_rows(product, weight, stride, step, size, ids, grad_label, by, out, out_stride, width, BLOCK: tl.constexpr):  # noqa: N803
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -58,7 +59,7 @@ def _own(product, weight, stride, step, size, ids, own, by, out, out_stride, wid
     y = tl.load(product + row * width + columns, mask=inside, other=0.0)
     if by is not None:
         y *= tl.load(by + row)
-    y += tl.load(own + row) * tl.load(weight + token * stride + columns.to(tl.int64) * step, mask=known, other=0.0).to(
-        tl.float32
-    )
+    y += tl.load(grad_label + row) * tl.load(
+        weight + token * stride + columns.to(tl.int64) * step, mask=known, other=0.0
+    ).to(tl.float32)
     tl.store(out + row * out_stride + columns, y.to(out.dtype.element_ty), mask=inside)

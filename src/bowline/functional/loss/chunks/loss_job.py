@@ -1,4 +1,4 @@
-"""What a sweep is given, and what it gives."""
+"""The input of a chunk loop, its result, and which gradients are wanted."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from bowline.functional.loss.loss_options import Options
 from bowline.functional.loss.resource_limits import Resources
 
-__all__ = ["Job", "Sweep", "Wanted"]
+__all__ = ["LossJob", "LossResult", "Wanted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which gradients."""
+    """Which gradients are wanted."""
 
     hidden: bool = False
     weight: bool = False
@@ -26,13 +26,13 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """hidden (N, D), weight (V, D), bias (V,) or `None`, labels (N,), and what comes back for each loss and lse, (N,).
+class LossJob:
+    """hidden (N, D), weight (V, D), bias (V,) or `None`, labels (N,), and the gradients of each loss and lse, (N,).
 
-    Products are made in the dtype of hidden. A float32 matrix beside hidden in half precision, as under autocast, is
-    cast for them, and its gradient is summed in float32.
+    Products are computed in the dtype of hidden. If hidden is in half precision and the matrix in float32, as under
+    autocast, the matrix is cast for them and its gradient is summed in float32.
 
-    `wanted`: which gradients. `shrink`: what that of the matrix is to be multiplied by, a number, or `None` for 1.
+    `wanted`: which gradients to compute. `shrink`: a factor for the matrix's gradient, or `None` for 1.
     """
 
     hidden: torch.Tensor
@@ -42,8 +42,8 @@ class Job:
     options: Options
     allowed: Resources
     wanted: Wanted
-    of_loss: torch.Tensor
-    of_lse: torch.Tensor | None = None
+    grad_loss: torch.Tensor
+    grad_lse: torch.Tensor | None = None
     shrink: torch.Tensor | None = None
 
     @property
@@ -52,74 +52,74 @@ class Job:
 
     @property
     def right(self) -> torch.Tensor:
-        """What the gradient of the logits is multiplied with for that of the matrix: hidden, shrunk."""
+        """The right factor of the product that gives the matrix's gradient: hidden times `shrink`."""
         return self.hidden if self.shrink is None else self.hidden * self.shrink
 
     @property
     def kernels(self) -> bool:
-        """Whether Triton's kernels are allowed."""
+        """Whether Triton kernels are allowed."""
         return self.allowed.compiler
 
     def ids(self) -> torch.Tensor:
-        """The labels, and 0 where there is none."""
+        """The labels, with 0 in place of `ignore_index`."""
         if self.options.ignore_index < 0 and self.labels.device.type != "cpu":
             return self.labels.clamp(min=0)  # one kernel
         return self.labels.masked_fill(self.labels == self.options.ignore_index, 0)
 
     def beside(self) -> int:
-        """Bytes that sums of the matrix's gradient in float32 or wider take more than the gradient."""
+        """Bytes by which a sum in float32 or wider is larger than the matrix's gradient."""
         return self.weight.numel() * self.wide.itemsize - self.weight.nbytes
 
-    def cast(self) -> Job:
-        """With the whole matrix and the bias in the dtype of the products."""
+    def cast(self) -> LossJob:
+        """A copy with the whole matrix and the bias in the dtype of the products."""
         dtype = self.hidden.dtype
         bias = None if self.bias is None else self.bias.to(dtype)
         return replace(self, weight=self.weight.to(dtype), bias=bias)
 
-    def padded(self, multiple: int) -> Job:
-        """With rows of zeros that have no label, so that their number is a multiple."""
+    def padded(self, multiple: int) -> LossJob:
+        """A copy with rows of zeros without a label appended, so that the number of rows is a multiple."""
         more = -len(self.hidden) % multiple
         return replace(
             self,
             hidden=F.pad(self.hidden, (0, 0, 0, more)),
             labels=F.pad(self.labels, (0, more), value=self.options.ignore_index),
-            of_loss=F.pad(self.of_loss, (0, more)),
-            of_lse=None if self.of_lse is None else F.pad(self.of_lse, (0, more)),
+            grad_loss=F.pad(self.grad_loss, (0, more)),
+            grad_lse=None if self.grad_lse is None else F.pad(self.grad_lse, (0, more)),
         )
 
-    def of(self, rows: torch.Tensor | slice) -> Job:
-        """Some rows."""
+    def of(self, rows: torch.Tensor | slice) -> LossJob:
+        """The job for some of the rows."""
         return replace(
             self,
             hidden=self.hidden[rows],
             labels=self.labels[rows],
-            of_loss=self.of_loss[rows],
-            of_lse=None if self.of_lse is None else self.of_lse[rows],
+            grad_loss=self.grad_loss[rows],
+            grad_lse=None if self.grad_lse is None else self.grad_lse[rows],
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    """Losses (N,) and lse (N,) in float32 or wider, and the wanted gradients, in the dtypes of what they are of.
+class LossResult:
+    """Losses (N,) and lse (N,) in float32 or wider, and the wanted gradients, each in the dtype of its tensor.
 
-    Where rows without a label may be skipped, the lse of those says nothing.
+    If rows without a label may be skipped, their lse has no meaning.
     """
 
     losses: torch.Tensor
     lse: torch.Tensor
-    of_hidden: torch.Tensor | None = None
-    of_weight: torch.Tensor | None = None
-    of_bias: torch.Tensor | None = None
+    grad_hidden: torch.Tensor | None = None
+    grad_weight: torch.Tensor | None = None
+    grad_bias: torch.Tensor | None = None
 
-    def first(self, count: int) -> Sweep:
-        """Of the first rows alone; the gradients of matrix and bias are those of all."""
-        of_hidden = None if self.of_hidden is None else self.of_hidden[:count]
-        return replace(self, losses=self.losses[:count], lse=self.lse[:count], of_hidden=of_hidden)
+    def first(self, count: int) -> LossResult:
+        """The result for the first rows alone; the gradients of matrix and bias stay those of all rows."""
+        grad_hidden = None if self.grad_hidden is None else self.grad_hidden[:count]
+        return replace(self, losses=self.losses[:count], lse=self.lse[:count], grad_hidden=grad_hidden)
 
-    def spread(self, rows: torch.Tensor, count: int) -> Sweep:
-        """Of `count` rows, 0 for those that were left out."""
+    def spread(self, rows: torch.Tensor, count: int) -> LossResult:
+        """The result for `count` rows, with 0 for the rows that were left out."""
         losses, lse = (one.new_zeros(count).index_copy_(0, rows, one) for one in (self.losses, self.lse))
-        of_hidden = self.of_hidden
-        if of_hidden is not None:
-            of_hidden = of_hidden.new_zeros(count, of_hidden.shape[1]).index_copy_(0, rows, of_hidden)
-        return replace(self, losses=losses, lse=lse, of_hidden=of_hidden)
+        grad_hidden = self.grad_hidden
+        if grad_hidden is not None:
+            grad_hidden = grad_hidden.new_zeros(count, grad_hidden.shape[1]).index_copy_(0, rows, grad_hidden)
+        return replace(self, losses=losses, lse=lse, grad_hidden=grad_hidden)

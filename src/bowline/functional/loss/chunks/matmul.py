@@ -1,4 +1,4 @@
-"""The three products of a chunk, by `torch.mm`; other libraries' are in `cpu_products` and `gpu_products`."""
+"""The three matrix products of a chunk, by `torch.mm`; `cpu_matmul` and `gpu_matmul` have other ways."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["Hidden", "Products", "add_block", "blocks"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
-    """Hidden (n, D) as it is multiplied, and, for a library that asks for that, as (D, n) in memory."""
+    """Hidden (n, D) in the form to multiply, and, for a library that needs it, as (D, n) in memory."""
 
     plain: torch.Tensor
-    turned: torch.Tensor
+    transposed: torch.Tensor
 
 
 class Products:
     """x (n, V), hidden (n, D), weight and its gradient (V, D), which may be float32 where the others are not.
 
     Attributes:
-        in_blocks: whether what a product gives is made beside where it belongs, in blocks.
-        turns: whether logits that `make_turned_logits` gives lie turned in memory, too.
+        in_blocks: whether products write into temporary blocks instead of their destination.
+        turns: whether the result of `make_transposed_logits` is transposed in memory, too.
         widens: whether every product with the gradient of the logits widens it.
     """
 
@@ -34,12 +34,12 @@ class Products:
     widens: ClassVar[bool] = False
 
     def room(self, rows: int, weight: torch.Tensor) -> torch.Tensor:
-        """For (rows, V) logits, each row aligned."""
+        """An empty buffer for (rows, V) logits, each row aligned."""
         return weight.new_empty(rows, padded(len(weight)))[:, : len(weight)]
 
     def ready(self, hidden: torch.Tensor) -> Hidden:
-        """Hidden (n, D) in the forms in which it is multiplied, each made once."""
-        return Hidden(plain=hidden, turned=hidden)
+        """Hidden (n, D) in the forms that the products need, each made once."""
+        return Hidden(plain=hidden, transposed=hidden)
 
     def make_logits(
         self, hidden: Hidden, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
@@ -49,35 +49,35 @@ class Products:
             return torch.mm(hidden.plain, weight.t(), out=out)
         return torch.addmm(bias, hidden.plain, weight.t(), out=out)
 
-    def dtype_of_logits(self, hidden: torch.Tensor) -> torch.dtype:
-        """Of what `make_turned_logits` gives."""
+    def logits_dtype(self, hidden: torch.Tensor) -> torch.dtype:
+        """The dtype of the result of `make_transposed_logits`."""
         return hidden.dtype
 
-    def make_turned_logits(self, hidden: Hidden, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Weight hiddenᵀ, (b, n), of a block of the matrix, in `out`; where it does not turn, not in `out`."""
+    def make_transposed_logits(self, hidden: Hidden, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Weight hiddenᵀ, (b, n), for a block of the matrix, in `out`; in new memory if `turns` is False."""
         return torch.mm(weight, hidden.plain.t(), out=out)
 
-    def add_of_hidden(self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
+    def add_grad_hidden(self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
         """Gradient (n, D), in float32 or wider, += x weight."""
         if x.dtype == gradient.dtype:
             gradient.addmm_(x, weight)
         else:
             gradient += torch.mm(x, weight)
 
-    def make_of_hidden(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def make_grad_hidden(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """X weight: (n, D), in float32 or wider."""
         return torch.mm(x, weight).to(torch.promote_types(x.dtype, torch.float32))
 
     def rounded(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """X in the dtype of the matrix, unless every product with it would widen it again."""
+        """X in the given dtype, unless every product with it would widen it again."""
         return x if self.widens else x.to(dtype)
 
-    def add_of_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: Hidden, first: bool) -> None:
-        """Gradient (V, D) += xᵀ hidden, or = where it is the `first`: block by block, which stay in a cache."""
+    def add_grad_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: Hidden, first: bool) -> None:
+        """Gradient (V, D) += xᵀ hidden, or = for the `first` chunk, in blocks that stay in a cache."""
         for part in blocks(gradient, len(x)):
-            self.add_block_of_weight(gradient[part], x[:, part].t(), hidden, first)
+            self.add_block_grad_weight(gradient[part], x[:, part].t(), hidden, first)
 
-    def add_block_of_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: Hidden, first: bool) -> None:
+    def add_block_grad_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: Hidden, first: bool) -> None:
         """Of a block of the matrix: gradient (b, D) += x hidden, or = where it is the `first`; x (b, n)."""
         if gradient.dtype == x.dtype:
             gradient.addmm_(x, hidden.plain, beta=0 if first else 1)
@@ -86,13 +86,13 @@ class Products:
 
 
 def blocks(weight: torch.Tensor, rows: int) -> list[slice]:
-    """Of the vocabulary, so that a block of the matrix is small, and one of `rows` logits."""
+    """Slices of the vocabulary, small enough for the cache in the matrix and in `rows` rows of logits."""
     size, step = len(weight), block_rows(max(rows, weight.shape[1]))
     return [slice(first, min(first + step, size)) for first in range(0, size, step)]
 
 
 def add_block(gradient: torch.Tensor, block: torch.Tensor, first: bool) -> None:
-    """Gradient += block, or = where it is the `first`; some rows at a time, for of another dtype they are widened."""
+    """Gradient += block, or = for the `first` chunk; some rows at a time, as rows of another dtype are widened."""
     if first:
         gradient.copy_(block)
         return

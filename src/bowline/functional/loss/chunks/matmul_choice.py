@@ -1,8 +1,8 @@
-"""Which library multiplies here: timed once, before the first large product.
+"""Chooses the fastest library for matrix products on this CPU by timing them once, before the first large product.
 
-Other work on the machine slows one moment down and not the next, so the libraries take turns, and another than
-`torch.mm` is chosen only where it is clearly the faster by its best time and by its median. Chosen wrongly, it would
-slow down every step of the process. Where torch has to be deterministic nothing is timed.
+Other work on the machine may slow down any moment, so the libraries are timed in turns, and `torch.mm` is replaced
+only by one that is clearly faster in both its best time and its median. A wrong choice would slow down every step of
+the process. If torch has to be deterministic, nothing is timed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 
 from bowline.functional.kernels.half_precision_emulation import emulated
-from bowline.functional.loss.chunks.cpu_matmul import LIBRARIES, keep_freed_blocks, turned_in
+from bowline.functional.loss.chunks.cpu_matmul import LIBRARIES, contiguous_in, keep_freed_blocks
 from bowline.functional.loss.chunks.matmul import Products
 from bowline.functional.loss.resource_limits import Resources
 
@@ -24,9 +24,9 @@ __all__ = ["clearly_faster", "in_turns", "products_for"]
 
 LOG = logging.getLogger(__name__)
 WORTH_TIMING = 2**34
-"""Multiplications of one product over all rows, about what the timing itself needs."""
+"""Multiplications of one product over all rows from which timing pays off: about as many as timing needs."""
 CLEARLY = 0.95
-"""Another library has to take less than this share of `torch.mm`'s time.
+"""Another library is chosen if it takes less than this share of `torch.mm`'s time.
 
 On AMD Zen 4 oneDNN's three products took 0.73 to 0.82 of it in 16 processes, and as long when the machine was quiet.
 """
@@ -34,7 +34,7 @@ ROUNDS = 7
 
 
 def products_for(hidden: torch.Tensor, weight: torch.Tensor, allowed: Resources) -> Products:
-    """What to multiply hidden (N, D) and weight (V, D) with."""
+    """The library to multiply hidden (N, D) and weight (V, D) with."""
     work = hidden.shape[0] * weight.numel()
     if weight.device.type == "cpu" and hidden.dtype.itemsize == 2 and emulated(hidden.dtype):
         return LIBRARIES["float32"]
@@ -48,13 +48,13 @@ def products_for(hidden: torch.Tensor, weight: torch.Tensor, allowed: Resources)
 @lru_cache(maxsize=8)
 @torch.no_grad()
 def _timed(dtype: torch.dtype, threads: int) -> str:
-    """The fastest for the three products of 512 tokens, 2032 rows of the matrix and a width of 768.
+    """The fastest library for the three products with 512 tokens, 2032 rows of the matrix and a width of 768.
 
-    Of 128 tokens oneDNN's may be no faster where of 512 they take three quarters of the time (AMD Zen 4).
+    With 128 tokens oneDNN may be no faster even if it takes three quarters of the time with 512 (AMD Zen 4).
     """
     generator = torch.Generator("cpu").manual_seed(0)
     hidden, weight = (torch.randn(rows, 768, generator=generator, device="cpu").to(dtype) for rows in (512, 2032))
-    of_hidden, of_weight = torch.zeros_like(hidden, dtype=torch.float32), torch.zeros_like(weight)
+    grad_hidden, grad_weight = torch.zeros_like(hidden, dtype=torch.float32), torch.zeros_like(weight)
     rival = "onednn" if dtype == torch.float32 else "float32"
     if rival == "onednn":
         keep_freed_blocks()
@@ -62,19 +62,19 @@ def _timed(dtype: torch.dtype, threads: int) -> str:
     def call(library: str) -> Callable[[], object]:
         by = LIBRARIES[library]
         ready = by.ready(hidden)
-        room = hidden.new_empty(len(weight), len(hidden), dtype=by.dtype_of_logits(hidden))
+        room = hidden.new_empty(len(weight), len(hidden), dtype=by.logits_dtype(hidden))
 
         def products() -> None:
-            x = by.make_turned_logits(ready, weight, room)
-            by.add_of_hidden(of_hidden, x.t(), weight)
-            x = x if x.is_contiguous() else turned_in(room, x)
-            by.add_block_of_weight(of_weight, x, ready, first=True)
+            x = by.make_transposed_logits(ready, weight, room)
+            by.add_grad_hidden(grad_hidden, x.t(), weight)
+            x = x if x.is_contiguous() else contiguous_in(room, x)
+            by.add_block_grad_weight(grad_weight, x, ready, first=True)
 
         return products
 
     try:
         times = in_turns({library: call(library) for library in ("mm", rival)})
-    except Exception as error:  # it is not there, or not as it was
+    except Exception as error:  # a private operator is missing or has changed
         LOG.info("no %s products here: %s", rival, str(error).splitlines()[0][:100])
         return "mm"
     best = rival if clearly_faster(times[rival], times["mm"]) else "mm"
@@ -83,7 +83,7 @@ def _timed(dtype: torch.dtype, threads: int) -> str:
 
 
 def clearly_faster(times: Sequence[float], than: Sequence[float]) -> bool:
-    """Whether the best and the median of `times` are both less than 0.95 of the other's.
+    """Whether the best and the median of `times` are both below 0.95 of those of `than`.
 
     Example:
         >>> clearly_faster([5, 7, 8], [10, 10, 11]), clearly_faster([5, 11, 12], [10, 10, 11])
@@ -95,7 +95,7 @@ def clearly_faster(times: Sequence[float], than: Sequence[float]) -> bool:
 def in_turns(
     calls: Mapping[str, Callable[[], object]], clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """The times of each of `calls`, one after the other, round by round; a first round warms up."""
+    """The times of each of `calls`, run one after the other in rounds; a first round warms up."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(1 + ROUNDS):
         for name, call in calls.items():

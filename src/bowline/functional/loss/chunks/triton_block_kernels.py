@@ -1,4 +1,4 @@
-"""Of a block of the vocabulary's logits their part of the lse, and, that known, their gradient, as Triton kernels."""
+"""Triton kernels for a block of the vocabulary: its part of the lse, and later the gradient of its logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bowline.functional.loss.chunks.triton_row_kernels import left_out, logits, 
 __all__ = ["add_to_lse", "gradient_rows"]
 
 BLOCK, BLOCK_ONCE = 4096, 2048
-"""Logits of a row that a program holds at once: of `add_to_lse`, which goes on to the next, and of `gradient_rows`."""
+"""Logits of a row that a program holds at once: in `add_to_lse`, which loops over a row, and in `gradient_rows`."""
 
 
 def add_to_lse(
@@ -26,10 +26,10 @@ def add_to_lse(
     banned: torch.Tensor | None,
     rule: SoftmaxRule,
 ) -> None:
-    """Products x (n, b) with the tokens from `first` on go into the lse and the sum of the logits of their rows.
+    """Adds products x (n, b), of the tokens from `first` on, to their rows' lse and sum of logits.
 
-    `lse` and `added` are (n,) in float32, labels (n,), and banned (b,) or `None`. The product with the label goes to
-    `label` (n,) in float32, if the block has it. The columns of x are neighbours.
+    `lse` and `added` are (n,) in float32, labels (n,), and banned (b,) or `None`. If the block has the label, its
+    product is written to `label` (n,), in float32. The columns of x are adjacent.
     """
     with torch.cuda.device_of(x):
         _lse[(len(x),)](
@@ -55,18 +55,18 @@ def gradient_rows(
     first: int,
     ids: torch.Tensor,
     lse: torch.Tensor,
-    of_loss: torch.Tensor,
-    of_p: torch.Tensor,
-    own: torch.Tensor,
+    grad_loss: torch.Tensor,
+    p_factor: torch.Tensor,
+    grad_label: torch.Tensor,
     banned: torch.Tensor | None,
     rule: SoftmaxRule,
     out: torch.Tensor,
 ) -> None:
-    """The gradient of products x (n, b) with the tokens from `first` on, into `out` (n, b), which may be x.
+    """Writes the gradient of products x (n, b), of the tokens from `first` on, to `out` (n, b), which may be x.
 
-    The label's own column is 0 there and goes to `own` (n,). `lse`, `of_loss`, `of_p` (what p is multiplied by) and
-    `own` are (n,) in float32, ids (n,) are the labels, and banned (b,) or `None`. The columns of x and of `out` are
-    neighbours. An id that is not in the block leaves its `own` alone.
+    The label's column is 0 there and is written to `grad_label` (n,). `lse`, `grad_loss`, `p_factor` (the factor of p
+    in the gradient) and `grad_label` are (n,) in float32, ids (n,) are the labels, and banned is (b,) or `None`. The
+    columns of x and of `out` are adjacent. If an id is not in the block, its `grad_label` stays as it is.
     """
     rows, size = x.shape
     with torch.cuda.device_of(x):
@@ -79,14 +79,14 @@ def gradient_rows(
             first,
             ids,
             lse,
-            of_loss,
-            of_p,
-            own,
+            grad_loss,
+            p_factor,
+            grad_label,
             None if banned is None else banned.view(torch.uint8),
             None if rule.scale == 1.0 else rule.scale,
             rule.softcap,
             rule.share or None,
-            rule.kept,
+            rule.label_share,
             BLOCK=BLOCK_ONCE,
             num_warps=4,
         )
@@ -109,12 +109,12 @@ def _lse(
     share,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """One program a row, of which every number is read once."""
+    """One program per row; every number is read once."""
     row = tl.program_id(0).to(tl.int64)
     x += row * stride
-    own = tl.load(labels + row).to(tl.int64) - first
-    here = (own >= 0) & (own < size)
-    tl.store(label + row, tl.load(x + own, mask=here, other=0.0).to(tl.float32), mask=here)
+    column = tl.load(labels + row).to(tl.int64) - first
+    here = (column >= 0) & (column < size)
+    tl.store(label + row, tl.load(x + column, mask=here, other=0.0).to(tl.float32), mask=here)
     most = tl.load(lse + row)
     total = tl.where(most == -float("inf"), 0.0, 1.0)
     shift = 0.0
@@ -142,34 +142,34 @@ def _gradient(
     first,
     ids,
     lse,
-    of_loss,
-    of_p,
-    own,
+    grad_loss,
+    p_factor,
+    grad_label,
     banned,
     scale,
     softcap,
     share,
-    kept,
+    label_share,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """One program a block of a row, of which every number is read and written once."""
+    """One program per block of a row; every number is read and written once."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
     label = tl.load(ids + row).to(tl.int64) - first
-    of_row, by = tl.load(of_loss + row), tl.load(of_p + row)
+    grad_row, by = tl.load(grad_loss + row), tl.load(p_factor + row)
     y = logits(x + row * stride, columns, size, scale, softcap)
     gradient = tl.exp(y - tl.load(lse + row)) * by
     if share is not None:
-        gradient -= share * of_row
+        gradient -= share * grad_row
     here = columns == label
-    gradient = tl.where(here, gradient - kept * of_row, gradient)
+    gradient = tl.where(here, gradient - label_share * grad_row, gradient)
     if scale is not None:
         gradient *= scale
     if softcap is not None:
         gradient *= 1.0 - (y / softcap) * (y / softcap)
     if banned is not None:
         gradient = tl.where(tl.load(banned + columns, mask=inside, other=1) != 0, 0.0, gradient)
-    gradient = tl.where((of_row == 0.0) & (by == 0.0), 0.0, gradient)
-    tl.store(own + row + tl.zeros((BLOCK,), tl.int64), gradient, mask=here & inside)
+    gradient = tl.where((grad_row == 0.0) & (by == 0.0), 0.0, gradient)
+    tl.store(grad_label + row + tl.zeros((BLOCK,), tl.int64), gradient, mask=here & inside)
     tl.store(out + row * out_stride + columns, tl.where(here, 0.0, gradient).to(out.dtype.element_ty), mask=inside)

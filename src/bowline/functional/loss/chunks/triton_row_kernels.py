@@ -1,8 +1,8 @@
-"""What is between the products, as Triton kernels; plain operations read and write each logit a dozen times.
+"""Triton kernels for the softmax between the products; plain operations read and write each logit a dozen times.
 
-`softmax_rows` reads a row of logits twice and writes its gradient once. `power_rows` reads it once and writes powers,
-of which the gradient is a multiple that is known only at the end of the row: whoever multiplies them has to put it in.
-`softmax` says what is computed and when which is chosen.
+`softmax_rows` reads a row of logits twice and writes its gradient once. `power_rows` reads it once and writes powers.
+The gradient is the powers times a factor that is known only at the end of the row, and the caller has to apply it.
+`softmax` defines the result and chooses between the two.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["left_out", "logits", "power_rows", "softmax_rows", "with_block"]
 BLOCK = 8192
 """Logits of a row that a program of `softmax_rows` holds at once, 16 of them in each of its threads."""
 BLOCK_ONCE = 4096
-"""The same of `power_rows`, which needs more registers."""
+"""The same for `power_rows`, which needs more registers."""
 FAR = tl.constexpr(60.0) if tl else 60.0
-"""Above the number that is taken off its logits, a logit of which the power would become too large."""
+"""Distance above the row's shift from which a logit's power would be too large."""
 
 
 def softmax_rows(
@@ -30,20 +30,21 @@ def softmax_rows(
     labels: torch.Tensor,
     ignored: int,
     banned: torch.Tensor | None,
-    of_loss: torch.Tensor | None,
-    of_lse: torch.Tensor | None,
+    grad_loss: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
     rule: SoftmaxRule,
 ) -> Chunk:
-    """`chunk_loss` of products x (n, V) of a dtype of the kernels, labels (n,) of which some may be `ignored`.
+    """`chunk_loss` for products x (n, V) in a dtype of the kernels, and labels (n,), some of them `ignored`.
 
-    x is overwritten by its gradient where there is an `of_loss` (n,), 0 in each row's own column; `of_lse` (n,) and
-    `banned` (V,), tokens whose logit is -inf, or `None`; both gradients in float32. Where nothing comes back for a row
-    its gradient is 0, whatever it holds. A label that is no token has a loss of NaN, and gradients that mean nothing.
+    If `grad_loss` (n,) is given, x is overwritten by its gradient, with 0 in the column of each row's label. `grad_lse`
+    (n,) and `banned` (V,), the tokens whose logit is -inf, may be `None`; both gradients are in float32. A row whose
+    incoming gradients are 0 gets a gradient of 0, whatever it holds. A label that is not a token gives a loss of NaN
+    and meaningless gradients.
 
-    The columns of x are neighbours. What lies between V and the stride of the rows is scratch and overwritten too, so
-    that whole vectors are read and written whatever V is.
+    The columns of x are adjacent. The memory between V and the row stride is scratch and is overwritten too, so that
+    whole vectors are read and written for any V.
     """
-    return _launched(_row, x, labels, ignored, banned, of_loss, of_lse, rule)
+    return _launched(_row, x, labels, ignored, banned, grad_loss, grad_lse, rule)
 
 
 def power_rows(
@@ -51,15 +52,15 @@ def power_rows(
     labels: torch.Tensor,
     ignored: int,
     banned: torch.Tensor | None,
-    of_loss: torch.Tensor,
-    of_lse: torch.Tensor | None,
+    grad_loss: torch.Tensor,
+    grad_lse: torch.Tensor | None,
     rule: SoftmaxRule,
 ) -> Chunk:
-    """`softmax_rows` of a rule without a share, but the gradient is what x becomes times `factor` (n,) of the chunk.
+    """`softmax_rows` without smoothing, where the gradient is the new content of x times the chunk's `factor` (n,).
 
-    Only for dtypes with the exponents of float32.
+    Only for dtypes with the exponent range of float32.
     """
-    return _launched(_powers, x, labels, ignored, banned, of_loss, of_lse, rule)
+    return _launched(_powers, x, labels, ignored, banned, grad_loss, grad_lse, rule)
 
 
 def _launched(
@@ -68,12 +69,12 @@ def _launched(
     labels: torch.Tensor,
     ignored: int,
     banned: torch.Tensor | None,
-    of_loss: torch.Tensor | None,
-    of_lse: torch.Tensor | None,
+    grad_loss: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
     rule: SoftmaxRule,
 ) -> Chunk:
     rows, size, stride = *x.shape, x.stride(0)
-    losses, lse, own, factor = torch.empty(4, rows, dtype=torch.float32, device=x.device)
+    losses, lse, grad_label, factor = torch.empty(4, rows, dtype=torch.float32, device=x.device)
     block = min(BLOCK if kernel is _row else BLOCK_ONCE, triton.next_power_of_2(size))
     with torch.cuda.device_of(x):  # which need not be the current one
         kernel[(rows,)](
@@ -83,24 +84,24 @@ def _launched(
             None if banned is None else F.pad(banned.view(torch.uint8), (0, stride - size)),
             labels.contiguous(),
             ignored,
-            None if of_loss is None else of_loss.contiguous(),
-            None if of_lse is None else of_lse.contiguous(),
+            None if grad_loss is None else grad_loss.contiguous(),
+            None if grad_lse is None else grad_lse.contiguous(),
             losses,
             lse,
-            own,
+            grad_label,
             factor,
             None if rule.scale == 1.0 else rule.scale,
             rule.softcap,
             rule.z_loss or None,
             rule.share or None,
-            rule.kept,
+            rule.label_share,
             BLOCK=block,
             num_warps=max(4, min(16, block // 512)),
         )
     return Chunk(
         losses=losses,
         lse=lse,
-        of_label=None if of_loss is None else own,
+        grad_label=None if grad_loss is None else grad_label,
         factor=factor if kernel is _powers else None,
     )
 
@@ -114,20 +115,20 @@ def _row(
     banned,
     labels,
     ignored,
-    of_loss,
-    of_lse,
+    grad_loss,
+    grad_lse,
     losses,
     lse,
-    own,
+    grad_label,
     factor,
     scale,
     softcap,
     z_loss,
     share,
-    kept,
+    label_share,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """One program a row. Whatever is `None` is left out when the kernel is compiled, and is no branch."""
+    """One program per row; arguments that are `None` are compiled out, without a branch."""
     row = tl.program_id(0)
     x += row.to(tl.int64) * stride
     label = tl.load(labels + row).to(tl.int64)
@@ -150,27 +151,30 @@ def _row(
         most, shift, total = with_block(most, total, tl.where(out, -float("inf"), y))
     found = shift + tl.log(total)
     tl.store(lse + row, found)
-    tl.store(losses + row, tl.where(counted, _loss(found, target, plain, masked, z_loss, share, kept), 0.0))
-    if of_loss is not None:
-        of_row = tl.where(counted, tl.load(of_loss + row), 0.0)
-        nothing = of_row == 0.0
-        if of_lse is not None:
-            nothing = nothing & (tl.load(of_lse + row) == 0.0)
+    tl.store(losses + row, tl.where(counted, _loss(found, target, plain, masked, z_loss, share, label_share), 0.0))
+    if grad_loss is not None:
+        grad_row = tl.where(counted, tl.load(grad_loss + row), 0.0)
+        nothing = grad_row == 0.0
+        if grad_lse is not None:
+            nothing = nothing & (tl.load(grad_lse + row) == 0.0)
         if nothing:
-            tl.store(own + row, 0.0)
+            tl.store(grad_label + row, 0.0)
             for block in range(blocks):
                 columns = block * BLOCK + tl.arange(0, BLOCK)
                 tl.store(x + columns, tl.zeros((BLOCK,), x.dtype.element_ty), mask=columns < stride)
         else:
-            of_p = _of_p(of_row, found, of_lse, row, z_loss)
-            tl.store(own + row, _of_label(target, found, of_p, of_row, masked, scale, softcap, share, kept))
-            of_power = of_p / total
-            for block in range(blocks):  # from the end, which the cache still holds
+            p_factor = _p_factor(grad_row, found, grad_lse, row, z_loss)
+            tl.store(
+                grad_label + row,
+                _grad_label(target, found, p_factor, grad_row, masked, scale, softcap, share, label_share),
+            )
+            power_factor = p_factor / total
+            for block in range(blocks):  # from the end of the row, which is still in the cache
                 columns = (blocks - 1 - block) * BLOCK + tl.arange(0, BLOCK)
                 y = logits(x, columns, stride, scale, softcap)
-                gradient = tl.exp(y - shift) * of_power
+                gradient = tl.exp(y - shift) * power_factor
                 if share is not None:
-                    gradient -= share * of_row
+                    gradient -= share * grad_row
                 if scale is not None:
                     gradient *= scale
                 if softcap is not None:
@@ -188,23 +192,23 @@ def _powers(
     banned,
     labels,
     ignored,
-    of_loss,
-    of_lse,
+    grad_loss,
+    grad_lse,
     losses,
     lse,
-    own,
+    grad_label,
     factor,
     scale,
     softcap,
     z_loss,
     share,
-    kept,
+    label_share,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """One program a row, read and written once; what is taken off its logits is the most of the first block.
+    """One program per row, read and written once; the shift is the highest logit of the first block.
 
-    Where a later logit is so far above that its power would be too large, that is taken off from there on, and what is
-    written already is multiplied.
+    If a later logit is so much higher that its power would be too large, it becomes the shift from there on, and the
+    powers written so far are rescaled.
     """
     row = tl.program_id(0)
     x += row.to(tl.int64) * stride
@@ -214,10 +218,10 @@ def _powers(
     known = (label >= 0) & (label < size)
     target = _label_logit(x, label, known, scale, softcap)
     masked = _masked(banned, label, known)
-    of_row = tl.where(counted, tl.load(of_loss + row), 0.0)
-    nothing = of_row == 0.0
-    if of_lse is not None:
-        nothing = nothing & (tl.load(of_lse + row) == 0.0)
+    grad_row = tl.where(counted, tl.load(grad_loss + row), 0.0)
+    nothing = grad_row == 0.0
+    if grad_lse is not None:
+        nothing = nothing & (tl.load(grad_lse + row) == 0.0)
     FEW: tl.constexpr = BLOCK if BLOCK < 1024 else 1024  # noqa: N806
     shift = -float("inf")
     total = 0.0
@@ -235,7 +239,7 @@ def _powers(
                     at = x + before * FEW + tl.arange(0, FEW)
                     tl.store(at, (tl.load(at).to(tl.float32) * smaller).to(x.dtype.element_ty))
             shift = most
-        y = tl.where(out, -float("inf"), logits(x, columns, stride, scale, softcap))  # again: it need not be kept
+        y = tl.where(out, -float("inf"), logits(x, columns, stride, scale, softcap))  # computed again to save registers
         power = tl.exp(y - tl.where(shift == -float("inf"), 0.0, shift))
         total += tl.sum(power)
         if softcap is not None:
@@ -244,20 +248,20 @@ def _powers(
         tl.store(x + columns, power.to(x.dtype.element_ty), mask=columns < stride)
     found = tl.where(shift == -float("inf"), 0.0, shift) + tl.log(total)
     tl.store(lse + row, found)
-    tl.store(losses + row, tl.where(counted, _loss(found, target, 0.0, masked, z_loss, None, kept), 0.0))
-    of_p = _of_p(of_row, found, of_lse, row, z_loss)
-    by = of_p / total
+    tl.store(losses + row, tl.where(counted, _loss(found, target, 0.0, masked, z_loss, None, label_share), 0.0))
+    p_factor = _p_factor(grad_row, found, grad_lse, row, z_loss)
+    by = p_factor / total
     if scale is not None:
         by *= scale
-    of_label = _of_label(target, found, of_p, of_row, masked, scale, softcap, None, kept)
-    tl.store(own + row, tl.where(nothing, 0.0, of_label))
+    gradient = _grad_label(target, found, p_factor, grad_row, masked, scale, softcap, None, label_share)
+    tl.store(grad_label + row, tl.where(nothing, 0.0, gradient))
     tl.store(factor + row, tl.where(nothing, 0.0, by))
 
 
 @jit
 @no_type_check
 def with_block(most, total, y):
-    """The highest logit so far, what is taken off all of them, and the sum of their powers, with a block's y."""
+    """Updates the highest logit, the shift and the sum of powers with a block's logits y."""
     higher = tl.maximum(most, tl.max(y))
     shift = tl.where(tl.abs(higher) == float("inf"), 0.0, higher)
     return higher, shift, total * tl.exp(most - shift) + tl.sum(tl.exp(y - shift))
@@ -266,7 +270,7 @@ def with_block(most, total, y):
 @jit
 @no_type_check
 def logits(x, columns, stride, scale, softcap):
-    """Of products x, in float32; 0 from `stride` on."""
+    """The logits of products x, in float32; 0 from `stride` on."""
     y = tl.load(x + columns, mask=columns < stride, other=0.0).to(tl.float32)
     if scale is not None:
         y *= scale
@@ -289,7 +293,7 @@ def _label_logit(x, label, known, scale, softcap):
 @jit
 @no_type_check
 def _masked(banned, label, known):
-    """Whether the label is a token that no token may be."""
+    """Whether the label is a banned token."""
     found = known & (label < 0)
     if banned is not None:
         found = tl.load(banned + label, mask=known, other=0) != 0
@@ -298,8 +302,8 @@ def _masked(banned, label, known):
 
 @jit
 @no_type_check
-def _loss(lse, target, plain, masked, z_loss, share, kept):
-    loss = lse - kept * target
+def _loss(lse, target, plain, masked, z_loss, share, label_share):
+    loss = lse - label_share * target
     if z_loss is not None:
         loss += z_loss * lse * lse
     if share is not None:
@@ -309,21 +313,21 @@ def _loss(lse, target, plain, masked, z_loss, share, kept):
 
 @jit
 @no_type_check
-def _of_p(of_row, lse, of_lse, row, z_loss):
-    found = of_row
+def _p_factor(grad_row, lse, grad_lse, row, z_loss):
+    found = grad_row
     if z_loss is not None:
-        found += of_row * 2.0 * z_loss * lse
-    if of_lse is not None:
-        found += tl.load(of_lse + row)
+        found += grad_row * 2.0 * z_loss * lse
+    if grad_lse is not None:
+        found += tl.load(grad_lse + row)
     return found
 
 
 @jit
 @no_type_check
-def _of_label(target, lse, of_p, of_row, masked, scale, softcap, share, kept):
-    found = tl.exp(target - lse) * of_p - kept * of_row
+def _grad_label(target, lse, p_factor, grad_row, masked, scale, softcap, share, label_share):
+    found = tl.exp(target - lse) * p_factor - label_share * grad_row
     if share is not None:
-        found -= share * of_row
+        found -= share * grad_row
     if scale is not None:
         found *= scale
     if softcap is not None:
@@ -334,7 +338,7 @@ def _of_label(target, lse, of_p, of_row, masked, scale, softcap, share, kept):
 @jit
 @no_type_check
 def _capped(y, softcap):
-    """The softcap c tanh(y / c); near 0, where a difference of numbers near 1 would lose the digits, by its series."""
+    """The softcap c tanh(y / c); by its series near 0, where a difference of numbers near 1 would lose digits."""
     u = y / softcap
     square = u * u
     near = u * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
@@ -344,7 +348,7 @@ def _capped(y, softcap):
 @jit
 @no_type_check
 def left_out(banned, columns, size, stride):
-    """Columns that are no token, or that no token may be."""
+    """Columns beyond the vocabulary, and those of banned tokens."""
     out = columns >= size
     if banned is not None:
         out |= tl.load(banned + columns, mask=columns < stride, other=1) != 0
