@@ -1,4 +1,4 @@
-"""Ties between live modules, of any `torch.nn.Module`: found, declared, checked, made, undone, kept, saved, resized."""
+"""Ties in live models, any `torch.nn.Module`: find, declare, check, make, undo, keep, save and resize them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss of `bowline.functional`, under the path that docs gave before it had a room of its own."""
+"""The loss of `bowline.functional`, importable from its former path."""
 
 from bowline.functional.loss import chosen_backend, linear_cross_entropy, linear_logits, resources
 from bowline.nn.modules.cross_entropy_module import LinearCrossEntropy

@@ -1,4 +1,4 @@
-"""Logits that are computed when something needs them, which the loss does not."""
+"""Deferred logits: computed only when something needs them; the loss does not."""
 
 from bowline.functional.deferred.deferred_logits import DeferredLogits
 from bowline.functional.deferred.head_product import Product

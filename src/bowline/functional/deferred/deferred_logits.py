@@ -1,7 +1,8 @@
-"""Logits that are not computed until somebody needs them: a head's input and matrix, in the form of a tensor.
+"""`DeferredLogits`: a tensor that holds a head's input and matrix, and computes the logits when they are needed.
 
-`cross_entropy` of what was noted is `linear_cross_entropy`, which needs no logits all at once; anything that is no step
-of `bowline.functional.deferred.logit_operations` makes them, and goes on as ever.
+Steps listed in `bowline.functional.deferred.logit_operations` are recorded instead of run, and `cross_entropy` of the
+result is `linear_cross_entropy`, which never needs all logits at once. Any other operation computes the logits and
+then runs as usual.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ __all__ = ["DeferredLogits"]
 
 
 class DeferredLogits(torch.Tensor):
-    """A tensor (..., V) as far as anybody asks; `made()` computes it, once.
+    """Behaves like a tensor of logits (..., V); `made()` computes them, once.
 
-    It has a place in the graph, for whoever looks at what leaves a model: DDP, FSDP. Where somebody does, or has put
-    something between that place and this tensor, gradients have to come by there: no step with one is noted any more.
+    It has a node in the autograd graph, for code that inspects the outputs of a model, such as DDP and FSDP. If such
+    code asks for the node, or inserts another one after it, gradients have to pass through it: from then on, steps
+    that need gradients are not recorded.
 
-    A view is a product of its own, so that no more is computed than it has. Where it is written to, or the tensor that
-    it is a view of was, it becomes the view that it is said to be.
+    A view is a product of its own, so that only its own logits are computed. When a view or its base is written to,
+    the view becomes a real view of the base's memory.
     """
 
     product: Product
     _made: torch.Tensor | None
     _made_version: int | None
     _layout: torch.Tensor
-    """Of the size and the strides that it would have, and without memory."""
+    """A meta tensor with the size and strides that the logits would have."""
     _view: _View | None
     _in_its_memory: bool
-    """Whether what was made is that view."""
+    """Whether the computed logits are a real view of the base's memory."""
     _watched: bool
 
     @staticmethod
@@ -70,14 +72,14 @@ class DeferredLogits(torch.Tensor):
         return cast("torch.Tensor", self._made)
 
     def made_to_be_written(self) -> torch.Tensor:
-        """The logits, in the memory that they have where nothing is deferred."""
+        """The logits in memory that may be written to: a view's in the memory of its base."""
         if self._view is not None and self._is_a_copy_of_its_view():
             self._view.of.made_to_be_written()
             self._become_the_view(self._view)
         return self.made()
 
     def _put_at_its_place(self) -> None:
-        """In the graph, which a Function that made it without autograd has given it since."""
+        """Attaches logits that were computed without autograd to the graph node that a Function has added since."""
         written = self._was_written()
         with self._as_there():
             self._keep(_Made.of(self))
@@ -103,7 +105,7 @@ class DeferredLogits(torch.Tensor):
         return self._view is not None and not self._in_its_memory
 
     def _may_be_written_by(self, other: Any) -> bool:
-        """Whether writing to what was made of it would write to a copy of what it is a view of."""
+        """Whether `other` shares memory with logits that copy this view, so that writing to it would miss the base."""
         return self._is_a_copy_of_its_view() and self._unseen() and _shares_memory(other, self.made())
 
     def _was_written(self) -> bool:
@@ -114,16 +116,18 @@ class DeferredLogits(torch.Tensor):
     def _may_note(self, step: Any) -> bool:
         if self._was_written():
             return False
-        if self._made is not None and (self._view is None or step not in VIEWS | SAME):  # a view's are of the whole
+        if self._made is not None and (
+            self._view is None or step not in VIEWS | SAME
+        ):  # a view's memory belongs to its base
             return False
         return self._unseen() or not torch.is_grad_enabled()
 
     def _unseen(self) -> bool:
-        """Whether gradients need not come by its place in the graph."""
+        """Whether gradients may bypass its node in the graph."""
         return not self._watched and not self._returned_by_a_function()
 
     def _returned_by_a_function(self) -> bool:
-        """Whether one has put something between its own place and this, as one that computes without autograd does."""
+        """Whether a Function, such as one that computes without autograd, has added a node after its own."""
         with torch._C.DisableTorchFunctionSubclass():
             place = self.grad_fn
         return place is not None and not isinstance(place, _Place._backward_cls)
@@ -170,7 +174,7 @@ class DeferredLogits(torch.Tensor):
     def _followed_by(
         self, product: Product, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> DeferredLogits:
-        """What a step gives: this very tensor, a view of it, or one with memory of its own, as of any tensor."""
+        """The result of a step: this tensor itself, a view of it, or a new tensor, as torch would return."""
         copies = step is torch.Tensor.contiguous and not self._layout.is_contiguous()
         if step in SAME and product is self.product and not copies:
             return self
@@ -185,12 +189,12 @@ class DeferredLogits(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Below autograd, which goes by the places in the graph."""
+        """Runs operations below autograd on the computed logits."""
         return func(*map(_values, args), **{key: _values(value) for key, value in (kwargs or {}).items()})
 
 
 class _View(NamedTuple):
-    """What a tensor is a view of, and by what."""
+    """The base of a view, and the operation that makes the view."""
 
     of: DeferredLogits
     function: Callable[..., torch.Tensor]
@@ -199,7 +203,7 @@ class _View(NamedTuple):
 
 
 class _Place(torch.autograd.Function):
-    """From hidden, weight and bias to logits that are not computed."""
+    """The graph node from hidden, weight and bias to deferred logits."""
 
     @staticmethod
     def forward(ctx: Any, product: Product, *_: torch.Tensor | None) -> DeferredLogits:
@@ -224,7 +228,7 @@ class _Place(torch.autograd.Function):
 
 
 class _Made(torch.autograd.Function):
-    """The logits, whose gradient comes by the place of those that were not computed."""
+    """Computes the logits; their gradient passes through the node of the deferred logits."""
 
     @staticmethod
     def of(deferred: DeferredLogits) -> torch.Tensor:
@@ -236,7 +240,7 @@ class _Made(torch.autograd.Function):
     def forward(ctx: Any, deferred: DeferredLogits) -> torch.Tensor:
         found = deferred.product.logits() if deferred._made is None else deferred._made.detach()
         alone: Any = found.new_empty(0)
-        return cast("torch.Tensor", alone.set_(found))  # the same memory, and no view, which nobody could write to
+        return cast("torch.Tensor", alone.set_(found))  # the same memory, but not a view, so that it can be written to
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
@@ -277,7 +281,7 @@ def _shares_memory(found: Any, made: torch.Tensor) -> bool:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """How often it was written to; of one of inference mode nobody knows."""
+    """The count of in-place changes; `None` for an inference tensor, which has no count."""
     return None if tensor.is_inference() else tensor._version
 
 
@@ -287,14 +291,14 @@ def _writes(function: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _saving_is_watched() -> bool:
-    """Whether tensors that autograd saves are counted or packed: a checkpoint makes them twice, and logits once."""
+    """Whether hooks on saved tensors are active: checkpointing computes them twice, deferred logits only once."""
     top: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top is not None and top(True) is not None
 
 
 OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 WRITING = {"__setitem__", "__set__", "register_hook", "retain_grad", *(f"__i{name}__" for name in OPERATORS)}
-"""What changes a tensor, or what becomes of its gradient."""
+"""Methods that change a tensor, or affect its gradient."""
 METADATA = frozenset(
     {
         torch.Tensor.size,
@@ -324,4 +328,4 @@ METADATA = frozenset(
 )
 GRAD_FN: Any = torch.Tensor.grad_fn
 WATCHING = frozenset({GRAD_FN.__get__, torch.Tensor.register_hook})
-"""Who asks for these may put something into the graph there."""
+"""A caller that uses these may insert a node into the graph there."""

@@ -1,4 +1,4 @@
-"""What torch.compile makes of logits that are not computed: nothing. Its graph ends before them, if it may."""
+"""Ends graphs of torch.compile before deferred logits, unless the caller demands a single graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def uncompiled(function: Function) -> Function:
-    """The function, never traced: where torch.compile meets it, its graph ends."""
+    """The function, excluded from tracing: torch.compile ends its graph there."""
     found: Function = torch.compiler.disable(function)
     return found
 
@@ -24,9 +24,9 @@ def _in_one_graph() -> bool:
 
         tracer: Any = InstructionTranslator.current_tx()
         return bool(tracer.one_graph or getattr(tracer, "error_on_graph_break", False))
-    except (ImportError, AttributeError):  # an export that runs the model; or a torch whose tracer is another
+    except (ImportError, AttributeError):  # an export that runs the model, or a torch with another tracer
         return True
 
 
 in_one_graph: Callable[[], bool] = torch.compiler.assume_constant_result(_in_one_graph)
-"""Whether what is traced has to stay whole, with `fullgraph=True` or for an export. It is run while that is traced."""
+"""Whether the traced code has to be one graph (`fullgraph=True`, or an export); evaluated during tracing."""

@@ -1,4 +1,4 @@
-"""What logits are, as they were noted: a head's input and matrix, and what a model did to their product."""
+"""`Product`: the record of deferred logits, a head's input and matrix and the steps after their product."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
+from torch.utils.weak import WeakIdKeyDictionary
 
 from bowline.errors import UsageError
-from bowline.functional.deferred.zero_bias import is_of_zeros
 from bowline.functional.loss import linear_cross_entropy
 
 __all__ = ["Product"]
@@ -18,11 +18,12 @@ __all__ = ["Product"]
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """outer tanh(scale (hidden weightᵀ + bias)), or without tanh where `outer` is `None`, in `dtype`.
+    """outer tanh(scale (hidden weightᵀ + bias)), without tanh if `outer` is `None`, in `dtype`.
 
-    hidden (..., D), weight (V, D), bias (V,) or `None`. Of where the head stood: `cast` is what autocast multiplied in,
-    if it was on, `grad` whether autograd was, and `seen` what the three were like. What is on where the product is made
-    does not matter. Scale and tanh are taken in `stepped`, the dtype that the logits had when the first of them came.
+    hidden (..., D), weight (V, D), bias (V,) or `None`. The context of the head's call is recorded: `cast` is the dtype
+    of autocast, if it was on, `grad` whether autograd was on, and `seen` the versions of the three tensors. The context
+    in which the product is computed does not matter. Scale and tanh are computed in `stepped`, the dtype of the logits
+    when the first of them was applied.
     """
 
     hidden: torch.Tensor
@@ -43,7 +44,7 @@ class Product:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the logits."""
+        """The shape of the logits."""
         return (*self.hidden.shape[:-1], self.weight.shape[0])
 
     @property
@@ -76,7 +77,7 @@ class Product:
                 )
 
     def logits(self) -> torch.Tensor:
-        """All of them, (..., V).
+        """All logits, (..., V).
 
         Raises:
             UsageError: the matrix is not there any more as it was.
@@ -114,13 +115,13 @@ class Product:
         return loss.to(dtype)
 
     def of(self, tokens: slice) -> Product:
-        """The logits of some tokens; a view of the matrix, so its gradient is as large as all of it."""
+        """The logits of some tokens; they use a view of the matrix, so its gradient has the size of all of it."""
         if range(*tokens.indices(len(self.weight))) == range(len(self.weight)):
             return self
         return self._with(weight=self.weight[tokens], bias=None if self.bias is None else self.bias[tokens])
 
     def at(self, hidden: torch.Tensor) -> Product:
-        """The logits of these hidden states, a part of the others or in another shape."""
+        """The logits of other hidden states: some of the present ones, or in another shape."""
         return self._with(hidden=hidden)
 
     def _with(self, **ends: Any) -> Product:
@@ -128,13 +129,13 @@ class Product:
         return replace(self, seen=(), **ends)
 
     def to(self, dtype: torch.dtype) -> Product | None:
-        """The logits in a dtype, unless they have lost digits in another already."""
+        """The logits in a dtype; `None` if an earlier cast has already lost digits."""
         before = self.stepped or self.multiplied
         lost = torch.promote_types(before, self.dtype) != self.dtype
         return None if lost and dtype != self.dtype else replace(self, dtype=dtype)
 
     def times(self, factor: float) -> Product | None:
-        """The logits times a number, where that can be noted."""
+        """The logits times a number, or `None` if that cannot be recorded."""
         if self.stepped not in (None, self.dtype):
             return None
         if self.outer is not None:
@@ -142,31 +143,48 @@ class Product:
         return replace(self, scale=self.scale * factor, stepped=self.dtype)
 
     def tanh(self) -> Product | None:
-        """Their tanh, where that can be noted."""
+        """The tanh of the logits, or `None` if that cannot be recorded."""
         if self.outer is not None or self.stepped not in (None, self.dtype):
             return None
         return replace(self, outer=1.0, stepped=self.dtype)
 
     def plus(self, other: torch.Tensor) -> Product | None:
-        """The logits plus a bias (V,), or one of zeros in another dtype, where that can be noted."""
+        """The logits plus a bias (V,), or `None` if that cannot be recorded; another dtype only for a bias of zeros."""
         one_each = 0 < other.ndim <= self.hidden.ndim and other.numel() == self.weight.shape[0] == other.shape[-1]
         learns = other.requires_grad and torch.is_grad_enabled()
         if self.stepped is not None or not one_each or (learns and not self.grad):
             return None
         if not self.dtype == other.dtype == self.multiplied:
             wide = torch.promote_types(self.dtype, other.dtype)
-            return self.to(wide) if not other.requires_grad and is_of_zeros(other) else None
+            return self.to(wide) if not other.requires_grad and _is_zero(other) else None
         bias = other.reshape(-1)
-        return self._with(bias=bias.clone() if self.bias is None else self.bias + bias)  # as it is now
+        return self._with(bias=bias.clone() if self.bias is None else self.bias + bias)  # a copy of its present values
 
 
 class TensorVersion(NamedTuple):
-    """What a tensor was like; `version` counts its changes in place, where they are counted."""
+    """A tensor's properties at one moment; `version` counts in-place changes, `None` for inference tensors."""
 
     version: int | None
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
+
+
+_IS_ZERO = WeakIdKeyDictionary()
+"""By bias: its version, and whether all its entries are 0."""
+
+
+def _is_zero(bias: torch.Tensor) -> bool:
+    """Whether a bias adds nothing but, after autocast, widens the logits to float32, as BART's `final_logits_bias`.
+
+    Read once for each version of the bias, because on a GPU reading waits for the queue.
+    """
+    version = None if bias.is_inference() else bias._version
+    known = _IS_ZERO.get(bias)
+    if known is None or version is None or known[0] != version:
+        known = _IS_ZERO[bias] = (version, not bias.any().item())
+    found: bool = known[1]
+    return found
 
 
 def _seen(tensor: torch.Tensor | None) -> TensorVersion | None:

@@ -1,8 +1,8 @@
-"""What models of every library do with logits between the head and the loss, noted instead of done.
+"""The tensor operations between head and loss that are recorded in a `Product` instead of run.
 
-Each step takes a `Product` and the arguments that the tensor would get, by torch's names, and gives the product that
-comes of it (the same one where torch gives the same tensor), a loss, or `None`: that cannot be noted, so the logits
-have to be made.
+Each step takes a `Product` and the arguments of the tensor operation, by torch's names. It returns the resulting
+product (the same one if torch would return the same tensor), a loss, or `None` if it cannot be recorded and the logits
+have to be computed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _shaped(product: Product, *shape: Any) -> Product | None:
     vocab = product.weight.shape[0]
     if not sizes or not all(isinstance(size, int) for size in sizes) or sizes[-1] not in (vocab, -1):
         return None
-    if sizes[-1] == -1:  # what is left for it has to be the vocabulary
+    if sizes[-1] == -1:  # -1 has to stand for the vocabulary
         rows = 1
         for size in sizes[:-1]:
             rows *= size
@@ -41,7 +41,7 @@ def _flattened(product: Product, start_dim: int = 0, end_dim: int = -1) -> Produ
 
 
 def _picked(product: Product, index: Any) -> Product | None:
-    """Rows, and of the last axis a slice: a vocabulary may be padded."""
+    """Selects rows, and a slice of the last axis, because a vocabulary may be padded."""
     parts = index if isinstance(index, tuple) else (index,)
     if not all(part is Ellipsis or type(part) in (int, slice) for part in parts):
         return None
@@ -105,7 +105,7 @@ def _lost(
 ) -> Any:
     if product.hidden.ndim != 2 or target.ndim != 1 or target.dtype != torch.int64:
         return None
-    if weight is not None or size_average is not None or reduce is not None:  # rare, or old
+    if weight is not None or size_average is not None or reduce is not None:  # rarely used or deprecated
         return None
     options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
     return product.cross_entropy(target, **options)
@@ -139,14 +139,14 @@ _STEPS: dict[Any, Callable[..., Any]] = {
 VIEWS = frozenset(
     (torch.Tensor.view, torch.Tensor.reshape, torch.Tensor.flatten, torch.flatten, torch.Tensor.__getitem__)
 )
-"""What gives a view, if it can."""
+"""Operations that return a view if possible."""
 SAME = frozenset((torch.Tensor.contiguous, torch.Tensor.to, torch.Tensor.float))
-"""What gives the same tensor where nothing is to be done."""
+"""Operations that return the same tensor if nothing has to be done."""
 _SIGNATURES = {step: inspect.signature(step) for step in set(_STEPS.values())}
 
 
 def noted(function: Any, product: Product, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What comes of it; `None` where it is no step, or has arguments that a step does not know."""
+    """The result of an operation on a product; `None` if it is not a recorded step, or has unknown arguments."""
     step = _STEPS.get(function)
     if step is None:
         return None

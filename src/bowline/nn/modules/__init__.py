@@ -1,1 +1,1 @@
-"""Modules with a tie in them: heads, the tied lookup, the loss, a quantised table, the gradient's two halves."""
+"""Modules for tied models: heads, the tied lookup, the loss, a quantised table, the split of the gradient."""

@@ -16,11 +16,11 @@ __all__ = ["LinearCrossEntropy"]
 class LinearCrossEntropy(nn.Module):
     """`linear_cross_entropy` with its options given once: `loss(hidden, weight, labels, bias=None)`.
 
-    It has no parameters: the head's matrix is the caller's. With `shift=True` it is a causal model's loss: hidden
+    It has no parameters: the caller passes the head's matrix. With `shift=True` it is a causal model's loss: hidden
     (..., T, D) at t predicts labels (..., T) at t + 1; hidden is not copied, the last position has no label.
 
     Raises:
-        UsageError: an option that `linear_cross_entropy` has not.
+        UsageError: an option that `linear_cross_entropy` does not have.
 
     Example:
         >>> loss = LinearCrossEntropy(z_loss=1e-4, shift=True)
@@ -35,7 +35,7 @@ class LinearCrossEntropy(nn.Module):
 
     def __init__(self, *, shift: bool = False, **options: Any) -> None:
         super().__init__()
-        known = set(linear_cross_entropy.__kwdefaults__ or ()) - {"bias"}  # which comes with the weight
+        known = set(linear_cross_entropy.__kwdefaults__ or ()) - {"bias"}  # the bias is given with the weight
         strange = sorted(set(options) - known)
         if strange:
             raise UsageError(f"{strange[0]!r}: expected an option of linear_cross_entropy, {', '.join(sorted(known))}")

@@ -1,4 +1,4 @@
-"""Output heads: a Linear whose one matrix stays one when it is exported, and BERT's, which has a layer before it."""
+"""Output heads: `LMHead`, whose matrix stays shared in an ONNX export, and BERT's `MLMHead`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 class LMHead(nn.Linear):
     """`nn.Linear` on rows: `(..., in_features)` to `(..., out_features)` by one product of two matrices.
 
-    Of a product of three axes ONNX makes a `Transpose` and a `MatMul`, and onnxruntime stores the transposed matrix
-    beside the one in which the embedding looks up. Of a product of two it makes a `Gemm` with `transB=1`, which reads
-    the embedding's own. Names, values and gradients are those of `nn.Linear`.
+    For a product with three axes, ONNX export makes a `Transpose` and a `MatMul`, and onnxruntime stores the transposed
+    matrix beside the embedding's. For a product of two matrices it makes a `Gemm` with `transB=1`, which reads the
+    embedding's matrix. Names, values and gradients are those of `nn.Linear`.
 
     Example:
         >>> head = LMHead(4, 9, bias=False)

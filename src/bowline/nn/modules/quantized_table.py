@@ -2,7 +2,7 @@
 
 Quantising the head alone unties it: its int8 copy is stored beside the float embedding, and the model grows. Here the
 shared matrix is quantised once, to int8 with one scale a row, and both ends read it. For inference only: the matrix is
-no parameter any more, it gets no gradient, and no optimizer sees it. Smaller, not faster: the head computes in float.
+then not a parameter, gets no gradient, and is unknown to optimizers. Smaller, not faster: the head computes in float.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LARGEST = 127
 BLOCK_ELEMENTS = 1 << 22
 LOOKUPS = (nn.Embedding.forward, TiedEmbedding.forward)
 PRODUCTS = (nn.Linear.forward, LMHead.forward)
-"""Rows are quantised, and made float again for the head, in blocks of about this many entries."""
+"""Entries per block in which rows are quantised, and converted back to float for the head."""
 
 
 class QuantizedTable(nn.Module):
@@ -113,7 +113,7 @@ class QuantizedHead(nn.Module):
         return self.table.rows()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits, block by block of the vocabulary."""
+        """The logits, computed in blocks of the vocabulary."""
         blocks = _blocks(self.table.values)
         logits = torch.cat([F.linear(hidden, self.table.rows(block)) for block in blocks], dim=-1)
         return logits if self.bias is None else logits + self.bias
@@ -159,7 +159,7 @@ def quantize_tied(model: nn.Module, ties: Ties | None = None, *, dtype: torch.dt
 
 
 def _replacements(model: nn.Module, ties: list[Tie], known: dict[str, Slot]) -> dict[str, nn.Module]:
-    """What comes in the place of each module that holds the matrix of these ties, by path."""
+    """The replacement for each module that holds the matrix of these ties, by path."""
     source = slot(model, ties[0].source, known)
     for tie in ties:
         if slot(model, tie.target, known).tensor is not source.tensor:
@@ -174,7 +174,7 @@ def _replacements(model: nn.Module, ties: list[Tie], known: dict[str, Slot]) -> 
         raise TieError(
             f"{source.name}: holds values that are not finite, expected numbers", help="mend the checkpoint first"
         )
-    made: dict[int, nn.Module] = {}  # a module under two names stays one
+    made: dict[int, nn.Module] = {}  # a module with two names is replaced by one module
     return {end.name.removesuffix(".weight"): made.setdefault(id(end.module), _quantized(end, table)) for end in ends}
 
 

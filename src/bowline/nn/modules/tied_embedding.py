@@ -1,4 +1,4 @@
-"""`TiedEmbedding`: the embedding of a table that is an output head too."""
+"""`TiedEmbedding`: an embedding whose table is also an output head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["TiedEmbedding"]
 
 
 class TiedEmbedding(nn.Embedding):
-    """`nn.Embedding` whose lookup is `tied_embedding`: for a table that is an output head too. Names are the same.
+    """`nn.Embedding` with `tied_embedding` as its lookup, for a table that is also an output head; same names.
 
     Example:
         >>> table = TiedEmbedding(9, 4)

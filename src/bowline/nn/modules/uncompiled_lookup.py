@@ -1,4 +1,4 @@
-"""A lookup in the head's matrix which torch.compile leaves outside of its graph, where its gradient is the head's."""
+"""A lookup in the head's matrix that runs outside torch.compile's graph, so that it can share the head's gradient."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["UncompiledLookup"]
 
 
 class UncompiledLookup(TiedEmbedding):
-    """In a graph a lookup has a dense gradient of its own, so that ends before it, if it may."""
+    """Ends a compiled graph before the lookup if allowed, because inside it the lookup has its own dense gradient."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that torch gives it
         learns = torch.is_grad_enabled() and self.weight.requires_grad and type(self.weight) in PLAIN
