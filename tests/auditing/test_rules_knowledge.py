@@ -144,7 +144,7 @@ def test_select_and_ignore_take_beginnings_in_either_case() -> None:
 
 @pytest.mark.parametrize("wrong", ["BW9", "X", "", "BW1011"])
 def test_a_beginning_that_no_code_has_is_an_error(wrong: str) -> None:
-    with pytest.raises(UsageError, match="is no code"):
+    with pytest.raises(UsageError, match="neither a code nor the beginning of one"):
         select_rules([wrong])
 
 

@@ -1,8 +1,8 @@
-"""`bowline audit`: is the head the embedding, does the config say so, and what will each loader make of it?
+"""`bowline audit`: is the head the embedding, does the config say so, and what will each loader do with the files?
 
-The way through: a checkpoint is opened (`bowline.checkpoint`), its ties are declared (`bowline.families`), the
-evidence is gathered once (`evidence`), what each loader will do is predicted (`outcomes`), one function per finding
-looks at it (`rules`), and a report is rendered (`render`). Nothing here imports torch.
+An audit opens the checkpoint (`bowline.checkpoint`), looks up the ties that its class declares (`bowline.families`),
+gathers the evidence once (`evidence_gathering`), predicts what each loader will do (`loaders`), runs the rules, one
+function per finding (`rules`), and writes a report (`report`). Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def audit(
     """Audit one checkpoint: a directory, a file, or a Hub repository `org/name[@revision]`.
 
     With `values=False` only headers, config and tokenizer are read: the cost does not follow the model's size, and
-    whether two stored ends of a tie are equal stays open. `select` and `ignore` take codes or beginnings of codes;
-    `progress` is told what is read.
+    two stored ends of a tie are not compared. `select` and `ignore` take codes or beginnings of codes; `progress`
+    is called with the number of bytes that will be read and with each number that has been.
 
     Raises:
-        CheckpointError: it cannot be read at all. What is wrong with a checkpoint that can be read is a finding.
-        UsageError: `place` is no path, or a code that no rule has.
+        CheckpointError: the checkpoint cannot be read at all. A fault in a readable checkpoint is a finding instead.
+        UsageError: `place` is not a path, or no rule has such a code.
 
     Example:
         >>> report = audit(minilm)  # doctest: +SKIP

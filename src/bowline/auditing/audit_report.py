@@ -18,14 +18,14 @@ REPORT_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """What was seen of one checkpoint, and what is wrong with it."""
+    """The evidence of one checkpoint and the findings about it."""
 
     evidence: Evidence
     findings: tuple[Finding, ...]
 
     @property
     def clean(self) -> bool:
-        """Whether nothing but information was found."""
+        """Whether every finding, if there is one, is informational."""
         return all(finding.severity is Severity.INFO for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class AuditReport:
 
 
 def findings_of(evidence: Evidence, rules: Iterable[Rule]) -> tuple[Finding, ...]:
-    """What the rules have to say, errors first."""
+    """The findings of these rules, errors first."""
     order = list(Severity)
     found = [finding for rule in rules for finding in rule.findings(evidence)]
     return tuple(sorted(found, key=lambda finding: (order.index(finding.severity), finding.code)))
@@ -66,7 +66,7 @@ def findings_of(evidence: Evidence, rules: Iterable[Rule]) -> tuple[Finding, ...
 def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tuple[Rule, ...]:
     """The rules whose codes begin with one of `select` (all, when empty) and with none of `ignore`.
 
-    Raises `UsageError` for a prefix that no code has.
+    Raises `UsageError` for a prefix that matches no code.
 
     Example:
         >>> [rule.code for rule in select_rules(["BW40"], ["BW402"])]
@@ -76,7 +76,7 @@ def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tupl
     for prefix in (*select, *ignore):
         if not prefix or not any(rule.code.startswith(prefix.upper()) for rule in rules):
             raise UsageError(
-                f"{prefix!r} is no code and no beginning of one, expected such as {rules[0].code} or BW2",
+                f"{prefix!r} is neither a code nor the beginning of one, expected one such as {rules[0].code} or BW2",
                 help="`bowline explain` lists the codes",
             )
     chosen = tuple(prefix.upper() for prefix in select) or ("",)

@@ -1,4 +1,4 @@
-"""`--fix`: make `config.json` say what the bytes hold, at every level, and change nothing else."""
+"""`--fix`: set the flag in `config.json` to what the stored tensors show, at every level, and change nothing else."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HARM = frozenset({Fate.RANDOM, Fate.DROPPED})
 
 
 def flag_edits(report: AuditReport) -> dict[str, bool]:
-    """The keys to write and their value: every level that states the flag, and every key that a loader asks.
+    """The keys to write, with their value: the flag at each level that states it, and each key that a loader reads.
 
-    Raises `ConfigError` when two findings want different values: then no config is right.
+    Raises `ConfigError` when two findings need different values: no config is right then.
     """
     wanted = {finding.flag_from_bytes for finding in report.findings if finding.flag_from_bytes is not None}
     if not wanted:
@@ -40,7 +40,7 @@ def flag_edits(report: AuditReport) -> dict[str, bool]:
 
 
 def fix_config(report: AuditReport) -> list[str]:
-    """Write the flag that the bytes make true; returns what was changed, a line each.
+    """Write the flag that agrees with the stored tensors; returns one line for each change.
 
     The file is replaced atomically and its old bytes are kept under `.bowline/undo`.
 
@@ -74,7 +74,7 @@ def fix_config(report: AuditReport) -> list[str]:
 
 
 def _unchanged(config: Path, evidence: Evidence) -> bytes:
-    """The file's bytes, if they still say what was audited."""
+    """The bytes of `config.json`; raises `ConfigError` if its content has changed since the audit."""
     try:
         content = config.read_bytes()
         if repr(loads(content, CONFIG, allow_nonfinite=True)) == repr(evidence.config):  # NaN equals nothing
@@ -87,7 +87,7 @@ def _unchanged(config: Path, evidence: Evidence) -> bytes:
 
 
 def _refuse_harm(evidence: Evidence, config: object) -> None:
-    """One flag governs several ties: what mends one must not make another random, or drop what is stored."""
+    """Raise `ConfigError` if the new flag mends one tie but makes another random, or drops a stored tensor."""
     assert isinstance(config, dict)
     for loader, fates in evidence.fates_under(config).items():
         for target, outcome in fates.items():
@@ -101,7 +101,7 @@ def _refuse_harm(evidence: Evidence, config: object) -> None:
 
 
 def _levels(evidence: Evidence, targets: set[str]) -> list[str]:
-    """The flags that say something of these ties, outermost first."""
+    """The paths of the flags that affect the ties of `targets`, outermost first."""
     asked = [path for tie in evidence.ties if tie.tie.target in targets for path in tie.declared.paths]
     flags = [path for path in asked if path.rpartition(".")[2] in FLAGS]
     stated = [
@@ -128,5 +128,5 @@ def _level(evidence: Evidence, path: str) -> dict[str, object] | None:
 
 
 def _stated(evidence: Evidence) -> dict[str, object]:
-    """Each level's flag as it stands in the config."""
+    """The flag of each level as the config has it."""
     return {**evidence.declaration.levels, **evidence.declaration.not_boolean}

@@ -1,4 +1,4 @@
-"""Why two tables that should be one are not: what their difference looks like."""
+"""Describes how two tables that should be equal differ, and what the difference looks like."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ROWS_NAMED = 8
 SAMPLE_ROWS = 256
 SAMPLE_COLUMNS = 1024
 FEW = 0.1
-"""A share of rows below this is a few rows, not the table."""
+"""Up to this share, the differing rows count as a few rows, not as the whole table."""
 LARGEST_RANK = 64
 SPACING = {"F64": 2.0**-52, "F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
-"""Distance of neighbouring numbers at 1.0."""
+"""Distance between neighbouring numbers at 1.0."""
 
 
 class Cause(StrEnum):
-    """What a difference between two tables looks like."""
+    """The likely cause of a difference between two tables."""
 
     ADDED_TOKENS = "added tokens"
     LOW_RANK = "a merged low-rank delta"
@@ -37,9 +37,9 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDifference:
-    """How many rows differ, which, by how much at most, and what it looks like.
+    """The number of rows that differ, the first of them, the largest difference, and its likely cause.
 
-    `rank` is the numerical rank of a low-rank delta; `dtype` the one that a cast went through.
+    `rank` is the numerical rank of a low-rank delta; `dtype` is the dtype that a cast went through.
     """
 
     rows_differing: int
@@ -51,7 +51,7 @@ class TableDifference:
 
     @property
     def has_pattern(self) -> bool:
-        """Whether the cause says more than how many rows there are."""
+        """Whether the cause says more than the number of rows does."""
         return self.cause not in (Cause.SOME_ROWS, Cause.ALL_ROWS)
 
     def __str__(self) -> str:
@@ -60,10 +60,10 @@ class TableDifference:
 
 
 def explain_difference(checkpoint: Checkpoint, pair: PairScan, source: StoredTensor) -> TableDifference | None:
-    """What the differing rows of a scanned pair have in common; `None` when none differs.
+    """Describe the difference of a scanned pair of tables; `None` when no row differs.
 
-    A low-rank delta is told from noise by its singular values on a sample: those above what the storage dtype's own
-    rounding makes are few. Nothing here is certain, so the words say what it looks like.
+    The singular values of a sample of rows separate a low-rank delta from noise: few of them are above the level that
+    the rounding of the storage dtype causes. The cause is a guess, so reports say "looks like".
     """
     where = np.flatnonzero(pair.differs)
     if not len(where):
@@ -108,7 +108,7 @@ def _samples(
 
 
 def _cast_through(target: Rows, source: Rows) -> str | None:
-    """The shorter dtype that one side is the other rounded to."""
+    """The dtype, F16 or BF16, in which one table is the rounded values of the other; `None` if neither is."""
     for dtype in ("F16", "BF16"):
         if target.size and (
             np.array_equal(rounded(target, dtype), target) and np.array_equal(rounded(source, dtype), target)

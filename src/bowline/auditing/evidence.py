@@ -1,4 +1,4 @@
-"""What one checkpoint was found to be: the class's declaration, the config, the bytes. The rules read this alone."""
+"""The evidence of one checkpoint: the class's declaration, the config and the stored tensors. Rules read only this."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bowline.families.declaration import Declaration, DeclaredTie
 from bowline.families.resolver import resolve
 from bowline.tie import Tie, TieState
 
-if TYPE_CHECKING:  # numpy is for those who read values
+if TYPE_CHECKING:  # an audit of headers needs no numpy
     from bowline.auditing.difference import TableDifference
     from bowline.auditing.row_statistics import PaddingRow, TableRows
     from bowline.geometry import GeometryReport
@@ -26,9 +26,10 @@ __all__ = ["Evidence", "TieEvidence", "compare_headers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieEvidence:
-    """One tie as it was found. `state` is `None` when it hangs on values that were not read.
+    """The evidence of one tie. `state` is `None` when it depends on values that were not read.
 
-    `unseen` says that an end is stored quantised, or may be in a file that was not read: no reading would tell.
+    `unseen` means that an end is stored quantised, or may be in a file that was not read: reading values would not
+    settle the state.
     """
 
     declared: DeclaredTie
@@ -42,13 +43,13 @@ class TieEvidence:
 
     @property
     def tie(self) -> Tie:
-        """The tie."""
+        """The tie that the class declares."""
         return self.declared.tie
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What one checkpoint was found to be. The rules read this and nothing else."""
+    """Everything that is known about one checkpoint. The rules read this and nothing else."""
 
     location: str
     config: Mapping[str, Any] | None
@@ -66,18 +67,18 @@ class Evidence:
     """BOOL tensors with a byte that is neither 0 nor 1."""
     seen: StoredFacts
     complete: bool
-    """Whether every file of the checkpoint was read: what is missing from a part may be in another."""
+    """Whether every file of the checkpoint was read; if not, a missing tensor may be in an unread file."""
     values_read: bool
 
     def fates_under(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Outcome | None]]:
-        """The outcomes that these same bytes would have under another config."""
+        """The outcomes of the same stored tensors under another config."""
         declaration = resolve(config, {name: tensor.shape for name, tensor in self.tensors.items()})
         fitting = {loader: misfits(declaration, self.tensors, loader) for loader in declaration.made}
         return predict(declaration, replace(self.seen, misfits=fitting))
 
     @property
     def main_tie(self) -> TieEvidence | None:
-        """The tie that the flag is about: the head's, else the first."""
+        """The tie that the flag is about: that of the head, otherwise the first."""
         head = self.declaration.head
         return next((tie for tie in self.ties if tie.tie.target == head), next(iter(self.ties), None))
 
@@ -89,9 +90,9 @@ class Evidence:
 def compare_headers(
     tensors: Mapping[str, StoredTensor], declared: DeclaredTie, *, complete: bool = True
 ) -> TieEvidence:
-    """The state of a tie as far as headers tell: which ends are stored, and whether they could be one matrix.
+    """The state of a tie as far as headers show it: which ends are stored, and whether they could be one matrix.
 
-    An end that is stored quantised, or may be in a file that was not read, leaves the state open.
+    The state stays `None` if an end is stored quantised, or may be in a file that was not read.
     """
     target, source = tensors.get(declared.tie.target), tensors.get(declared.tie.source)
     missing = [name for name in (declared.tie.target, declared.tie.source) if name not in tensors]

@@ -21,7 +21,7 @@ __all__ = ["gather"]
 
 
 def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | None = None) -> Evidence:
-    """Hear every witness. With `values=False` only headers, config and tokenizer are read."""
+    """Collect the evidence of a checkpoint. With `values=False` only headers, config and tokenizer are read."""
     tensors = checkpoint.tensors
     declaration = resolve(checkpoint.config, {name: tensor.shape for name, tensor in tensors.items()})
     if values:
@@ -72,8 +72,10 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
 
 
 def _beside(declaration: Declaration, tensors: Mapping[str, StoredTensor]) -> tuple[DeclaredTie, ...]:
-    """What a version compares besides the ties that are listed: a target with the owner that it has there, or where
-    that is not stored, with the first of its targets that is.
+    """The pairs that a loader compares beyond the declared ties.
+
+    A pair is a target with its owner in that loader or, if the owner is not stored, with the owner's first stored
+    target.
     """
     pairs: dict[frozenset[str], Tie] = {}
     for made in declaration.made.values():
@@ -91,7 +93,7 @@ def _beside(declaration: Declaration, tensors: Mapping[str, StoredTensor]) -> tu
 def _as_far_as_known(
     outcomes: dict[str, dict[str, Outcome | None]], ties: tuple[TieEvidence, ...]
 ) -> dict[str, dict[str, Outcome | None]]:
-    """Without the outcomes of ties whose ends were not seen as they are."""
+    """The outcomes, with `None` for each tie whose ends could not be compared; a refusal stays."""
     unknown = {tie.tie.target for tie in ties if tie.unseen}
     return {
         loader: {
@@ -103,7 +105,7 @@ def _as_far_as_known(
 
 
 def _equal(tie: TieEvidence) -> bool | None:
-    """Whether `torch.equal` would say so. NaN equals nothing, itself included."""
+    """The result that `torch.equal` would give: False with a NaN. `None` if the ends were not compared."""
     if tie.state in (TieState.EQUAL, TieState.ALIAS):
         return not tie.has_nan
     return None if tie.state is None else False

@@ -1,4 +1,4 @@
-"""How far an audit is, for whoever waits for it."""
+"""The interface through which an audit reports its progress."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """Told what will be read and what has been; this one says nothing to anybody."""
+    """Receives the number of bytes to read and those read so far. This base class ignores both."""
 
     def expect(self, count: int) -> None:
-        """So many bytes of tables will be read."""
+        """`count` bytes of tables will be read."""
 
     def advance(self, count: int) -> None:
-        """So many more have been; called from several threads."""
+        """`count` more bytes have been read; called from several threads."""

@@ -18,11 +18,11 @@ OTHER_FORMS = (
     "weight.quant_map",
     "biases",
 )
-"""What GPTQ, AWQ, compressed-tensors, bitsandbytes and MLX write in place of, or beside, a weight."""
+"""Suffixes that GPTQ, AWQ, compressed-tensors, bitsandbytes and MLX write in place of a weight, or beside it."""
 
 
 def in_other_form(name: str, stored: Collection[str]) -> bool:
-    """Whether the weight `name` is stored quantised: its own values are then not to be had by looking.
+    """Whether the weight `name` is stored quantised, so that its values cannot be read directly.
 
     Example:
         >>> in_other_form("lm_head.weight", {"lm_head.qweight", "lm_head.scales"})

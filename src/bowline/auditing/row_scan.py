@@ -1,8 +1,8 @@
-"""One pass over the rows of a vocabulary table, and over the tables tied to it in step with it.
+"""Scans the rows of a vocabulary table once, together with the tables that are tied to it.
 
-The pass runs on the stored bit patterns: the largest magnitude of a row, as bits, tells zero, infinite and NaN rows
-apart without decoding a single value, and equal bytes need no second look. Values are decoded for norms and where
-two tables differ. Blocks are small enough for the processor's cache, and each thread keeps its own.
+The scan runs on the stored bit patterns: the largest magnitude of a row, as bits, identifies zero, infinite and NaN
+rows without decoding a value, and rows of equal bytes are compared no further. Values are decoded for norms and where
+two tables differ. Blocks fit the processor's cache, and each thread has its own.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["PairScan", "RowScan", "Scan", "can_scan", "check_extent", "scan_tabl
 
 BLOCK_BYTES = 512 << 10
 NORM_ELEMENTS = 96 << 20
-"""A table of more elements than this has its row norms estimated from `NORM_COLUMNS` columns."""
+"""Above this number of elements, row norms are estimated from `NORM_COLUMNS` columns."""
 NORM_COLUMNS = 256
 MOST_THREADS = 8
 MOST_ROWS = 1 << 24
 MOST_COLUMNS = 1 << 22
-"""No vocabulary's table comes near: a file of zeros that takes no room on disk can claim anything."""
+"""Limits far above any vocabulary's table, because a sparse file of zeros can claim any size."""
 
 INFINITY_BITS = {
     "F64": 0x7FF0000000000000,
@@ -42,9 +42,9 @@ INFINITY_BITS = {
     "F16": 0x7C00,
     "BF16": 0x7F80,
     "F8_E5M2": 0x7C,
-    "F8_E4M3": 0x7F,  # no infinity: the one pattern that is no number
+    "F8_E4M3": 0x7F,  # no infinity: this one pattern is NaN
 }
-"""A magnitude of at least this is not finite. These dtypes are scanned; others hold codes, not values."""
+"""A magnitude of at least this is not finite. Only these dtypes are scanned; others hold codes, not values."""
 NAN_BITS = {dtype: bits + (dtype != "F8_E4M3") for dtype, bits in INFINITY_BITS.items()}
 """A magnitude of at least this is NaN."""
 
@@ -54,14 +54,14 @@ Values = npt.NDArray[Any]
 
 @dataclass(slots=True, kw_only=True)
 class RowScan:
-    """What a table's rows are, one entry a row: magnitude bits, a fingerprint of the bytes, the norm."""
+    """The scan of one table, with an entry per row: magnitude bits, a fingerprint of the bytes, the norm."""
 
     tensor: StoredTensor
     largest_bits: Words
     fingerprint: npt.NDArray[np.uint64]
     square_norm: npt.NDArray[np.float32]
     norm_columns: int | None
-    """From how many columns the norms were estimated; `None` when all were read."""
+    """The number of columns that the norms were estimated from; `None` when all were read."""
 
     @property
     def zero(self) -> npt.NDArray[np.bool_]:
@@ -89,7 +89,7 @@ class RowScan:
         return values.reshape(-1).astype(np.float64)
 
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
-        """What is kept of each row."""
+        """The arrays that have an entry per row."""
         return self.largest_bits, self.fingerprint, self.square_norm
 
     @property
@@ -104,7 +104,7 @@ class RowScan:
 
 @dataclass(slots=True, kw_only=True)
 class PairScan:
-    """Where a table differs from the one that it is tied to."""
+    """The rows in which a table differs from the one that it is tied to, and by how much."""
 
     tensor: StoredTensor
     rows: RowScan
@@ -125,12 +125,12 @@ class Scan:
 
 
 def can_scan(tensor: StoredTensor) -> bool:
-    """Whether the tensor is a table (or vector) of floating-point values, and has any."""
+    """Whether the tensor is a table (or vector) of floating-point values and is not empty."""
     return _scanned_dtype(tensor) in INFINITY_BITS and bool(tensor.shape) and tensor.nbytes > 0
 
 
 def check_extent(tensor: StoredTensor) -> None:
-    """Raise `FormatError` for a table whose rows, or one row of which, memory must not be taken for."""
+    """Raise `FormatError` for a table with more than `MOST_ROWS` rows or `MOST_COLUMNS` columns."""
     if tensor.shape and (tensor.shape[0] > MOST_ROWS or prod(tensor.shape[1:]) > MOST_COLUMNS):
         raise FormatError(
             f"{tensor.file}: {shown(tensor.name)} has the shape {list(tensor.shape)}, expected a vocabulary's table "
@@ -145,9 +145,9 @@ def scan_tables(
     others: Sequence[StoredTensor] = (),
     progress: Progress | None = None,
 ) -> Scan:
-    """Read `first` once, and each of `others` (of the same shape) once beside it.
+    """Scan `first`, and compare each of `others` (of the same shape) with it; each tensor is read once.
 
-    Raises `FormatError` for a table larger than any vocabulary's.
+    Raises `FormatError` for a table larger than the limits of `check_extent`.
     """
     check_extent(first)
     per_row = sum(tensor.nbytes for tensor in (first, *others)) // max(1, first.shape[0])
@@ -192,7 +192,7 @@ def _empty_scan(tensor: StoredTensor) -> RowScan:
 
 
 class _Reader:
-    """Blocks of one tensor as bit patterns, `(n, columns)`, in a buffer that is used again for each block."""
+    """Reads blocks of one tensor as bit patterns, `(n, columns)`, into a buffer that every block reuses."""
 
     def __init__(self, checkpoint: Checkpoint, tensor: StoredTensor, step: int) -> None:
         self.checkpoint = checkpoint
@@ -211,12 +211,12 @@ class _Reader:
         return block.reshape(stop - start, self.columns)
 
     def values(self, words: Words) -> Values:
-        """The numbers that the patterns stand for."""
+        """The numbers that the bit patterns encode."""
         return decoded(words, _scanned_dtype(self.tensor))
 
 
 def decoded(words: Words, dtype: str) -> Values:
-    """The numbers that bit patterns stand for, exact, in float32 or wider."""
+    """The numbers that bit patterns encode, exact, in float32 or wider."""
     if dtype == "F32":
         return words.view(np.float32)
     if dtype == "F64":
@@ -239,7 +239,7 @@ def _describe_rows(scan: RowScan, reader: _Reader, words: Words, start: int, sto
 def _compare_rows(
     pair: PairScan, first: RowScan, reader: _Reader, words: Words, other: _Reader, start: int, stop: int
 ) -> None:
-    """Hold a block against its partner: on the bits as far as they tell, on the values where they do not."""
+    """Compare a block with its partner: by bits where they decide, by values where they do not."""
     beside = other.words(start, stop)
     block = slice(start, stop)
     same_bits = _scanned_dtype(reader.tensor) == _scanned_dtype(other.tensor)
@@ -253,7 +253,7 @@ def _compare_rows(
     not_finite = first.not_finite[block] | pair.rows.not_finite[block]
     if same_bits:
         apart = np.bitwise_and(np.bitwise_xor(words, beside), _magnitude(words)).max(axis=1, initial=0) > 0
-        by_value = not_finite | ~apart  # signs of zeros, and numbers that are none
+        by_value = not_finite | ~apart  # zeros of either sign are equal, and so are NaNs
     else:
         apart, by_value = np.zeros(stop - start, np.bool_), np.ones(stop - start, np.bool_)
     if by_value.any():
@@ -265,7 +265,7 @@ def _compare_rows(
     alike = shorter is None or np.array_equal(
         rounded(reader.values(words), shorter), rounded(other.values(beside), shorter)
     )
-    # Two rows differ by no more than their largest magnitudes together: most need no second look.
+    # Two rows differ by no more than the sum of their largest magnitudes: for most rows that bound is enough.
     bound = first.largest[block] + pair.rows.largest[block]
     open_rows = apart & (not_finite | (bound > pair.max_abs_difference))
     largest = _largest_distance(reader.values(words[open_rows]), other.values(beside[open_rows]))
@@ -276,7 +276,7 @@ def _compare_rows(
 
 
 def _differing(left: Values, right: Values) -> npt.NDArray[np.bool_]:
-    """Rows that differ in a value; two that are both no number do not."""
+    """Rows that differ in a value; NaN counts as equal to NaN."""
     differing: npt.NDArray[np.bool_] = ((left != right) & ~(np.isnan(left) & np.isnan(right))).any(axis=1)
     return differing
 
@@ -296,12 +296,12 @@ def _largest_distance(left: Values, right: Values) -> float:
 
 
 def _magnitude(words: Words) -> Any:
-    """The mask of everything but the sign."""
+    """A mask of all bits except the sign."""
     return words.dtype.type(np.iinfo(words.dtype).max >> 1)
 
 
 def rounded(values: Values, dtype: str) -> Values:
-    """Values as a shorter floating-point dtype would hold them: to nearest, ties to even."""
+    """Values rounded to a shorter floating-point dtype: to nearest, ties to even."""
     with np.errstate(over="ignore", invalid="ignore"):
         if dtype == "F16":
             return values.astype(np.float16).astype(np.float32)
@@ -315,13 +315,13 @@ def rounded(values: Values, dtype: str) -> Values:
 
 
 def _wide_words(words: Words) -> Words:
-    """The same bytes as words of 64 bits where a row's length allows: the fewer, the faster."""
+    """The same bytes as 64-bit words if the row length allows it, which is faster."""
     row_bytes = words.shape[1] * words.dtype.itemsize
     return words.view(np.uint64) if row_bytes and row_bytes % 8 == 0 and words.flags.c_contiguous else words
 
 
 def _scanned_dtype(tensor: StoredTensor) -> str:
-    """Strided tensors come decoded: as float32 where numpy lacks their dtype."""
+    """The dtype of the scanned bits. Strided tensors are decoded first: to float32 where numpy lacks their dtype."""
     if tensor.strides is not None and tensor.dtype not in ("F64", "F32", "F16"):
         return "F32" if tensor.dtype in INFINITY_BITS else tensor.dtype
     return tensor.dtype
@@ -332,9 +332,9 @@ def _word_type(tensor: StoredTensor) -> np.dtype[Any]:
 
 
 def _in_ranges(rows: int, step: int, work: Callable[[int, int], None], stopping: Event) -> None:
-    """Split `rows` among threads in whole blocks; numpy and the disk let go of the interpreter.
+    """Split `rows` among threads in whole blocks; numpy and disk reads release the interpreter lock.
 
-    On an error or an interrupt `stopping` is set, which `work` heeds: the others do not read to their end for nothing.
+    An error or an interrupt sets `stopping`. `work` checks it, so that the other threads stop early.
     """
     threads = max(1, min(MOST_THREADS, os.cpu_count() or 1, rows // (4 * step)))
     if threads == 1:

@@ -1,4 +1,4 @@
-"""The rows of a vocabulary table: zero, not finite, duplicate, never trained; and what the padding row is."""
+"""Classifies the rows of a vocabulary table: zero, not finite, duplicate, never trained; and the padding row."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["PaddingClass", "PaddingRow", "TableRows", "classify_padding", "descr
 SEED_SHARE = 0.004
 FEWEST_SEEDS, MOST_SEEDS = 16, 256
 COHERENT = 0.4
-"""Rows that gradients never reached keep a common direction: the mean cosine of the shortest rows that tells so."""
+"""Mean cosine of the shortest rows from which they count as having one direction, as never-trained rows have."""
 MOST_CANDIDATES = 16384
 MOST_DUPLICATES = 65536
 STANDARD_ERRORS = 4.0
 MOST_SAMPLED = 1 << 22
-"""Elements of a table that are held at once: 2048 rows of 2048, fewer where rows are longer."""
+"""Elements of a table that are held in memory at once: 2048 rows of 2048, fewer rows if they are longer."""
 
 Ids = npt.NDArray[np.int64]
 
 
 class PaddingClass(StrEnum):
-    """What the padding row looks like, each with its consequence under a tied head."""
+    """The classes of padding rows; each has its own consequence under a tied head."""
 
     ZERO = "zero"
     MEAN = "mean"
@@ -44,7 +44,7 @@ class PaddingClass(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddingRow:
-    """`pad_token_id` and the class of its row; `copy_of` is the row that it repeats."""
+    """The id and the class of the padding row; `copy_of` is the row that it repeats."""
 
     id: int
     row_class: PaddingClass
@@ -53,7 +53,7 @@ class PaddingRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRows:
-    """Row ids of one table, by what is wrong with them. Duplicates come as groups of two or more."""
+    """Row ids of one table by class. Duplicates are groups of two or more rows."""
 
     name: str
     rows: int
@@ -62,12 +62,12 @@ class TableRows:
     duplicates: tuple[tuple[int, ...], ...]
     never_trained: Ids
     drawn_std: float | None
-    """The standard deviation of a fresh draw, when all rows have the length that one gives: a table never trained."""
+    """The standard deviation of the draw, if all rows have the lengths of a fresh draw (an untrained table)."""
     norms_estimated_from: int | None
 
 
 def describe_table(checkpoint: Checkpoint, scan: RowScan) -> TableRows:
-    """Sort the rows of a scanned table by what they are."""
+    """Classify the rows of a scanned table."""
     zero, not_finite = scan.zero, scan.not_finite
     sound = ~(zero | not_finite)
     norm = scan.norm
@@ -86,7 +86,7 @@ def describe_table(checkpoint: Checkpoint, scan: RowScan) -> TableRows:
 def _duplicates(
     checkpoint: Checkpoint, tensor: StoredTensor, fingerprint: npt.NDArray[np.uint64], sound: Ids
 ) -> tuple[tuple[int, ...], ...]:
-    """Rows of equal fingerprint, told apart by a digest of their bytes."""
+    """Groups of equal rows: rows of equal fingerprint whose bytes also have equal digests."""
     values, counts = np.unique(fingerprint[sound], return_counts=True)
     suspects = sound[np.isin(fingerprint[sound], values[counts > 1])][:MOST_DUPLICATES]
     groups: dict[bytes, list[int]] = {}
@@ -97,10 +97,10 @@ def _duplicates(
 
 
 def _never_trained(checkpoint: Checkpoint, tensor: StoredTensor, norm: npt.NDArray[np.float32], sound: Ids) -> Ids:
-    """Rows that gradients only ever pushed one common way (Land and Bartolo 2024, after Gao et al. 2019).
+    """Rows that gradients only pushed in one common direction (Land and Bartolo 2024, after Gao et al. 2019).
 
-    The shortest rows are the seeds. Where their mean pairwise cosine is high and that of rows at large is not, rows
-    that are short and point the seeds' way look never trained. A freshly drawn table has no such rows.
+    The shortest rows are the seeds. If their mean pairwise cosine is high and that of rows across the whole table is
+    not, short rows that point in the direction of the seeds look never trained. A freshly drawn table has none.
     """
     nothing = np.empty(0, np.int64)
     seeds_wanted = _held(tensor, min(MOST_SEEDS, max(FEWEST_SEEDS, int(SEED_SHARE * len(sound)))))
@@ -131,7 +131,7 @@ def _never_trained(checkpoint: Checkpoint, tensor: StoredTensor, norm: npt.NDArr
 def classify_padding(
     checkpoint: Checkpoint, scan: RowScan, table: TableRows, pad: int, config_std: float | None
 ) -> PaddingRow:
-    """What the padding row is: zero, the table's mean, a copy, drawn and never trained, or trained."""
+    """Classify the padding row: not finite, zero, a copy, the table's mean, drawn but never trained, or trained."""
     if scan.not_finite[pad]:
         return PaddingRow(id=pad, row_class=PaddingClass.NOT_FINITE)
     if scan.zero[pad]:
@@ -149,7 +149,7 @@ def classify_padding(
 
 
 def _is_mean(checkpoint: Checkpoint, scan: RowScan, pad: int, row: npt.NDArray[np.float64]) -> bool:
-    """Within what sampling and rounding leave: a resized row is the mean of the rows before it was added."""
+    """Whether a row is the mean of the others, up to sampling and rounding error, as rows added by resizing are."""
     sound = np.flatnonzero(~(scan.zero | scan.not_finite))
     sound = sound[sound != pad]
     if len(sound) < 2:
@@ -163,7 +163,10 @@ def _is_mean(checkpoint: Checkpoint, scan: RowScan, pad: int, row: npt.NDArray[n
 
 
 def _drawn_std(norm: npt.NDArray[np.float32], scan: RowScan) -> float | None:
-    """Row norms of N(0, r^2) have mean r sqrt(D) and spread r / sqrt(2), whatever D: nearly none lies far off."""
+    """The standard deviation r of the draw if the table looks untrained, else `None`.
+
+    Row norms of N(0, r^2) have mean r sqrt(D) and spread r / sqrt(2) for every D, so nearly all are close to the mean.
+    """
     if len(scan.tensor.shape) != 2 or len(norm) < FEWEST_SEEDS:
         return None
     columns = scan.tensor.shape[1]
@@ -175,7 +178,7 @@ def _drawn_std(norm: npt.NDArray[np.float32], scan: RowScan) -> float | None:
 
 
 def _looks_drawn(row: npt.NDArray[np.float64], std: float) -> bool:
-    """Mean 0 and standard deviation `std`, as near as a sample of this length comes."""
+    """Whether the row has mean 0 and standard deviation `std`, up to the sampling error of its length."""
     count = len(row)
     near_scale = abs(row.std() / std - 1.0) <= STANDARD_ERRORS / np.sqrt(2.0 * count)
     near_zero = abs(row.mean()) <= STANDARD_ERRORS * std / np.sqrt(count)
@@ -183,12 +186,12 @@ def _looks_drawn(row: npt.NDArray[np.float64], std: float) -> bool:
 
 
 def _held(tensor: StoredTensor, rows: int) -> int:
-    """So many rows, or as many as may be held at once."""
+    """`rows`, or the number of rows that may be held in memory at once if that is smaller."""
     return max(2, min(rows, MOST_SAMPLED // max(1, prod(tensor.shape[1:]))))
 
 
 def _take(checkpoint: Checkpoint, tensor: StoredTensor, rows: Sequence[int] | Ids) -> npt.NDArray[np.float32]:
-    """Chosen rows, one read for each run of neighbours."""
+    """The chosen rows, with one read for each run of consecutive rows."""
     taken = np.empty((len(rows), tensor.shape[1]), np.float32)
     at = 0
     while at < len(rows):

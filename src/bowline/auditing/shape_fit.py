@@ -1,4 +1,4 @@
-"""Which stored tensors do not fit the model that a loader builds from the config."""
+"""Finds the stored tensors that do not fit the model that a loader builds from the config."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bowline.families.declaration import Declaration
 __all__ = ["LOADERS_BEFORE", "misfits", "wrong_lengths"]
 
 LOADERS_BEFORE = frozenset({"transformers-4"})
-"""Loaders that tie before they load: a target has to fit its source's shape then, not its own."""
+"""Loaders that tie before they load: there a target must have the shape of its source."""
 
 
 def wrong_lengths(declaration: Declaration, tensors: Mapping[str, StoredTensor], loader: str) -> dict[str, int | None]:
-    """Tensors whose vocabulary axis is not as long as this loader makes it: name to the length it has.
+    """{name: length} of the tensors whose vocabulary axis has another length than in the loader's model.
 
-    `None` for a tensor that has no such axis at all.
+    The length is `None` for a tensor without such an axis.
     """
     expected = dict(declaration.expected_lengths.get(loader, {}))
     if loader in LOADERS_BEFORE:
@@ -35,7 +35,7 @@ def wrong_lengths(declaration: Declaration, tensors: Mapping[str, StoredTensor],
 
 
 def misfits(declaration: Declaration, tensors: Mapping[str, StoredTensor], loader: str) -> frozenset[str]:
-    """Everything that makes a loader refuse: wrong lengths, and ends of a tie that differ in another axis."""
+    """Names of the tensors that make a loader refuse: a wrong length, or ends of a tie that differ in another axis."""
     wrong = set(wrong_lengths(declaration, tensors, loader))
     for tie in declaration.made.get(loader, ()):
         target, source = tensors.get(tie.target), tensors.get(tie.source)
@@ -45,6 +45,6 @@ def misfits(declaration: Declaration, tensors: Mapping[str, StoredTensor], loade
 
 
 def _rest(declaration: Declaration, tensor: StoredTensor) -> tuple[int, ...]:
-    """The shape without the vocabulary axis, whose length is the config's business."""
+    """The shape without the vocabulary axis; the config sets the length of that axis."""
     axis = declaration.vocabulary.get(tensor.name, 0)
     return tensor.shape[:axis] + tensor.shape[axis + 1 :]

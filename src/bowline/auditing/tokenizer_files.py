@@ -1,4 +1,4 @@
-"""What the tokenizer's files say: how many ids there are, and which tokens have special parts."""
+"""Reads the tokenizer's files: which ids there are, and which tokens are special."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["TokenizerFacts", "read_tokenizer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFacts:
-    """The ids that a tokenizer can produce. `problems` are files of it that cannot be read, with the reason."""
+    """The ids that a tokenizer can produce. `problems` maps each of its files that cannot be read to the reason."""
 
     ids: Mapping[str, int]
     files: tuple[str, ...]
@@ -23,17 +23,17 @@ class TokenizerFacts:
     added: frozenset[int] = frozenset()
     """Ids of tokens that were added to the vocabulary, not trained into it."""
     special: Mapping[str, str] = field(default_factory=dict)
-    """The tokens that `special_tokens_map.json` names, by their part: `{"pad_token": "[PAD]"}`."""
+    """The tokens that `special_tokens_map.json` names, by role: `{"pad_token": "[PAD]"}`."""
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
-        """Rows that a table needs for every id: the largest id and one."""
+        """The number of rows that a table needs to hold every id: the largest id plus one."""
         return 0 if self.largest_id is None else self.largest_id + 1
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFacts | None:
-    """The tokenizer that lies beside the weights, or `None`. A malformed file becomes a problem, not an error."""
+    """The tokenizer beside the weights, or `None`. A malformed file is recorded in `problems` and raises no error."""
     ids: dict[str, int] = {}
     added_ids: set[int] = set()
     files: list[str] = []

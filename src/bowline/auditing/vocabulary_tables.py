@@ -1,4 +1,4 @@
-"""Reading the vocabulary's tables: each once, with the tables tied to it beside it."""
+"""Reads each vocabulary table once, together with the tables that are tied to it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from bowline.tie import Tie, TieState
 __all__ = ["TablesRead", "read_tables", "sampled_table"]
 
 WHOLE_TABLE_BYTES = 64 << 20
-"""A table of at most this many bytes (as float32) has its geometry measured whole, a larger one on a sample."""
+"""Up to this many bytes (as float32), a table's geometry is measured on all rows; above it, on a sample."""
 SAMPLE_BYTES = 16 << 20
 LARGEST_MASK = 16 << 20
 INITIAL_STD = ("initializer_range", "init_std", "initializer_factor")
-"""Where configs keep the standard deviation that embeddings are drawn with."""
+"""Config keys for the standard deviation that embeddings are drawn with."""
 BYTES_AT_ONCE = 1 << 20
 LARGEST_NUMBER = 2**53
-"""No id and no range of a config is larger; integers of any length and NaN are in some."""
+"""Larger numbers in a config are ignored, and so is NaN: no id and no initializer range is that large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablesRead:
-    """What the values say."""
+    """The evidence that comes from the values of the tables."""
 
     ties: tuple[TieEvidence, ...]
     tables: tuple[TableRows, ...]
@@ -46,9 +46,9 @@ class TablesRead:
     odd_bools: tuple[str, ...]
 
 
-@np.errstate(over="ignore", invalid="ignore")  # whatever the numbers are, they are described, not trusted
+@np.errstate(over="ignore", invalid="ignore")  # odd values are described, and must not raise warnings
 def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Progress) -> TablesRead:
-    """Scan the embedding, the head, and every tensor tied to another."""
+    """Scan the embedding, the head, and every other pair of tied tensors."""
     tensors = checkpoint.tensors
     by_headers = [compare_headers(tensors, declared, complete=checkpoint.complete) for declared in declaration.ties]
     scans: dict[str, RowScan] = {}
@@ -60,7 +60,7 @@ def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Prog
         scans[source.name] = scan.rows
         pairs.update((Tie(pair.tensor.name, source.name), pair) for pair in scan.pairs)
     ties = tuple(_settle(checkpoint, tie, pairs) for tie in by_headers)
-    for tie in ties:  # a head that is its own table has rows of its own to look at
+    for tie in ties:  # an untied head has rows of its own to describe
         pair = pairs.get(tie.tie)
         if tie.target is not None and tie.target.name not in scans and _has_own_rows(tie) and can_scan(tie.target):
             scans[tie.target.name] = pair.rows if pair else scan_tables(checkpoint, tie.target).rows
@@ -81,7 +81,7 @@ def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Prog
 
 
 def _odd_bools(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """BOOL tensors with a byte that is neither 0 nor 1. Masks are small; what is not small is left unread."""
+    """BOOL tensors with a byte that is neither 0 nor 1, of those up to `LARGEST_MASK` bytes."""
     found = []
     for tensor in checkpoint.tensors.values():
         if tensor.dtype == "BOOL" and tensor.strides is None and 0 < tensor.nbytes <= LARGEST_MASK:
@@ -95,7 +95,7 @@ def _odd_bools(checkpoint: Checkpoint) -> tuple[str, ...]:
 def _groups(
     ties: Iterable[TieEvidence], declaration: Declaration, tensors: Mapping[str, StoredTensor]
 ) -> dict[StoredTensor, list[StoredTensor]]:
-    """Each table to read, with the stored targets of its shape; ends that are one storage are read once."""
+    """Each table to read, with the stored targets of the same shape; two ends on one storage are read once."""
     groups: dict[StoredTensor, list[StoredTensor]] = {}
     for name in (declaration.embedding, declaration.head):
         tensor = tensors.get(name or "")
@@ -116,7 +116,7 @@ def _settle(checkpoint: Checkpoint, tie: TieEvidence, pairs: Mapping[Tie, PairSc
         return tie
     pair = pairs.get(tie.tie)
     if pair is None or tie.source is None:
-        if tie.state is None:  # codes, not values: only their bytes can be compared
+        if tie.state is None:  # quantised codes: only their bytes can be compared
             return _settle_by_bytes(checkpoint, tie)
         return tie
     difference = explain_difference(checkpoint, pair, tie.source)
@@ -127,7 +127,7 @@ def _settle(checkpoint: Checkpoint, tie: TieEvidence, pairs: Mapping[Tie, PairSc
 
 def _settle_by_bytes(checkpoint: Checkpoint, tie: TieEvidence) -> TieEvidence:
     assert tie.target is not None and tie.source is not None
-    if prod(tie.target.shape[1:]) * BITS[tie.target.dtype] % 8:  # rows that end within a byte stay unread
+    if prod(tie.target.shape[1:]) * BITS[tie.target.dtype] % 8:  # rows that end within a byte are not compared
         return tie
     if not tie.target.nbytes:
         return replace(tie, state=TieState.EQUAL)
@@ -144,14 +144,14 @@ def _settle_by_bytes(checkpoint: Checkpoint, tie: TieEvidence) -> TieEvidence:
     difference = TableDifference(
         rows_differing=len(where),
         some_rows=tuple(where[:ROWS_NAMED]),
-        max_abs_difference=nan,  # of codes that nothing here knows the scale of
+        max_abs_difference=nan,  # the scale of the codes is not known
         cause=Cause.ALL_ROWS if len(where) == rows else Cause.SOME_ROWS,
     )
     return replace(tie, state=TieState.DIVERGED, difference=difference)
 
 
 def _raw_rows(checkpoint: Checkpoint, tensor: StoredTensor, start: int, stop: int) -> npt.NDArray[np.uint8]:
-    """The bytes of each row; nothing is decoded, so that codes of any dtype can be held against each other."""
+    """The bytes of each row, not decoded, so that codes of any dtype can be compared."""
     if tensor.strides is not None:
         return np.ascontiguousarray(checkpoint.rows(tensor.name, start, stop)).reshape(stop - start, -1).view(np.uint8)
     raw = np.empty((stop - start, tensor.nbytes // max(1, tensor.shape[0] if tensor.shape else 1)), np.uint8)
@@ -172,7 +172,7 @@ def _padding(checkpoint: Checkpoint, scan: RowScan, table: TableRows, spread: fl
 
 
 def _number(checkpoint: Checkpoint, key: str) -> float | None:
-    """A number of the config, at the top or in its text config."""
+    """The number that the config has for `key`, at the top or in its text config; `None` without one."""
     config = checkpoint.config or {}
     for path in (key, f"text_config.{key}"):
         value = lookup(config, path)
@@ -182,7 +182,7 @@ def _number(checkpoint: Checkpoint, key: str) -> float | None:
 
 
 def sampled_table(checkpoint: Checkpoint, tensor: StoredTensor) -> npt.NDArray[np.float32]:
-    """The rows of a table (V, D) that its geometry is measured on: all of them, or a sample where it is large."""
+    """The rows of a table (V, D) for measuring its geometry: all of them, or a sample of a large table."""
     rows, columns = tensor.shape
     if rows * columns * 4 <= WHOLE_TABLE_BYTES:
         table = np.empty((rows, columns), np.float32)

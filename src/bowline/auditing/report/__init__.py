@@ -1,4 +1,4 @@
-"""Reports as text: `full` for people, `concise` for grep, `json` and `sarif` for machines."""
+"""Writes reports: `full` for people, `concise` for grep, `json` and `sarif` for machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of the command: the reports, and the places that could not be audited."""
+"""The results of one run of `bowline audit`: its reports, and the places that could not be audited."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class AuditFailure:
     help: str | None
 
     @property
-    def told(self) -> str:
-        """The message, with the place in it once."""
+    def text(self) -> str:
+        """The message, with the place in front unless it begins with it."""
         return located(self.message, self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a renderer is given."""
+    """The reports and failures of one run: the input of every report format."""
 
     reports: tuple[AuditReport, ...]
     failures: tuple[AuditFailure, ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Those of all reports."""
+        """The findings of all reports."""
         return tuple(finding for report in self.reports for finding in report.findings)
 
     @property
     def exit_code(self) -> int:
-        """0 clean, 1 findings, 2 could not run."""
+        """0 if nothing worse than information was found, 1 for findings, 2 if a place could not be audited."""
         if self.failures:
             return 2
         return 0 if all(report.clean for report in self.reports) else 1

@@ -1,4 +1,4 @@
-"""The versioned record; its schema is `docs/audit.schema.json`."""
+"""The JSON report, with a version number; its schema is `docs/audit.schema.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["render_json"]
 
 
 def render_json(run: Run) -> str:
-    """One object, with `version`; numbers that are not finite become null, since JSON has none."""
+    """The run as one JSON object with a `version`. JSON lacks NaN and infinities; they become null."""
     record = {
         "version": REPORT_VERSION,
         "checkpoints": [report.as_dict() for report in run.reports],

@@ -1,4 +1,4 @@
-"""SARIF 2.1.0 (OASIS, 2020), which code hosts show beside the file."""
+"""The SARIF 2.1.0 report (OASIS, 2020), which code hosts show beside the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "
 
 
 def render_sarif(run: Run) -> str:
-    """One run with every rule, every finding as a result, and every failure as a notification."""
+    """The run as SARIF: all rules, each finding as a result, each failure as a notification."""
     rules = all_rules()
     positions = {rule.code: at for at, rule in enumerate(rules)}
     record = {
@@ -47,7 +47,7 @@ def render_sarif(run: Run) -> str:
                     {
                         "executionSuccessful": not run.failures,
                         "toolExecutionNotifications": [
-                            {"level": "error", "message": {"text": failure.told}} for failure in run.failures
+                            {"level": "error", "message": {"text": failure.text}} for failure in run.failures
                         ],
                     }
                 ],

@@ -1,4 +1,4 @@
-"""Names come from files that strangers wrote; a terminal must not obey them."""
+"""Escapes control characters, because names from untrusted files must not control a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["printable"]
 
 
 def printable(line: str) -> str:
-    """One line, with every character that would break it or move the cursor written out.
+    """`line` with every character escaped that would end the line or move the cursor.
 
     Example:
         >>> print(printable("lm_head" + chr(27) + "[31m.weight"))

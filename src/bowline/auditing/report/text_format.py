@@ -1,4 +1,4 @@
-"""Reports for people: what was seen, what each loader makes of it, and what is wrong."""
+"""Reports for people: the evidence, what each loader does with it, and the findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["render_concise", "render_full"]
 
 
 def render_full(run: Run) -> str:
-    """Everything, one checkpoint after another, and a count at the end."""
+    """The full report of each checkpoint, and a count of the findings at the end."""
     lines: list[str] = []
     for report in run.reports:
         lines += [*_checkpoint(report), ""]
@@ -25,7 +25,7 @@ def render_full(run: Run) -> str:
 
 
 def render_concise(run: Run) -> str:
-    """One line a finding: place, code, message."""
+    """One line for each finding: place, code, severity and message."""
     lines = [
         f"{_place(report.evidence, finding)}: {finding.code} {finding.severity.word}: {finding.message}"
         for report in run.reports
@@ -117,7 +117,7 @@ def _place(evidence: Evidence, finding: Finding) -> str:
 
 def _failures(run: Run) -> Iterator[str]:
     for failure in run.failures:
-        yield f"error: {failure.told}" + (f" (help: {failure.help})" if failure.help else "")
+        yield f"error: {failure.text}" + (f" (help: {failure.help})" if failure.help else "")
 
 
 def _footer(run: Run) -> str:

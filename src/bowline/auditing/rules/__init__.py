@@ -1,7 +1,7 @@
 """The rules: one function per finding, each with a stable code and a page of its own (its docstring).
 
-`BW1xx` compare the flag with the bytes, `BW2xx` look at the vocabulary's rows, `BW3xx` at the container, `BW4xx` at
-what was known of the model at all, and of how it was drawn.
+`BW1xx` compare the flag with the stored tensors, `BW2xx` check the rows of the vocabulary, `BW3xx` check the files of
+the checkpoint, and `BW4xx` report what is unknown about the model and whether it looks untrained.
 """
 
 from bowline.auditing.rules import container, metadata, t5_scale, tie_flag, untrained, vocabulary_rows

@@ -1,4 +1,4 @@
-"""The container: files that contradict each other, each a lint of the reader."""
+"""Rules about the files of a checkpoint: each reports one kind of lint that the reader found."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def _observations(evidence: Evidence, kind: LintKind, help: str) -> Iterator[Obs
 
 @rule("BW301", "two-models", Severity.WARNING)
 def two_models(evidence: Evidence) -> Iterator[Observation]:
-    """A single file and an index lie side by side: one directory, two models.
+    """The directory holds two models: a single file and an index with shards.
 
     What: `model.safetensors` and `model.safetensors.index.json` are both present.
 
-    Why it hurts: transformers reads the single file, mergekit and vLLM the shards that the index names. Whoever
-    saves again in shards leaves the stale single file, and transformers goes on loading the old model.
+    Why it hurts: transformers reads the single file; mergekit and vLLM read the shards that the index names. A later
+    save in shards leaves the stale single file in place, and transformers goes on loading the old model.
 
     Example: training saved once below the shard size, and later above it, into the same directory.
 
-    Mend: remove the one that is stale; the modification times tell which.
+    Mend: remove the stale one; the modification times show which it is.
     """
     return _observations(
         evidence, LintKind.TWO_MODELS, "remove the stale one, the single file or the index and its shards"
@@ -41,9 +41,9 @@ def index_disagrees(evidence: Evidence) -> Iterator[Observation]:
 
     What: the index names a tensor that its shard does not hold, or a shard holds one that the index does not name.
 
-    Why it hurts: the first is drawn at random, the second is never loaded.
+    Why it hurts: a tensor without a shard is drawn at random, and a tensor without an entry is never loaded.
 
-    Example: a shard replaced after an edit, the index left as it was.
+    Example: a shard was replaced after an edit, and the index was left as it was.
 
     Mend: write the index anew from the shards.
     """
@@ -67,11 +67,11 @@ def name_in_two_shards(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW304", "orphan-shard", Severity.WARNING)
 def orphan_shard(evidence: Evidence) -> Iterator[Observation]:
-    """A shard that no index names.
+    """No index names this shard.
 
-    What: a file is called like a shard, and nothing refers to it.
+    What: a file is named like a shard, and no index refers to it.
 
-    Why it hurts: it is never loaded, or, by loaders that take every `*.safetensors`, it is. It is also downloaded.
+    Why it hurts: most loaders never load it, but those that take every `*.safetensors` do. Every download includes it.
 
     Example: a model saved in fewer shards over an older save.
 
@@ -82,11 +82,11 @@ def orphan_shard(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW305", "wrong-total-size", Severity.WARNING)
 def wrong_total_size(evidence: Evidence) -> Iterator[Observation]:
-    """The index's `total_size` is not what the tensors add up to.
+    """The index's `total_size` differs from the size of the tensors.
 
     What: `metadata.total_size` differs from the sum of the tensors' bytes.
 
-    Why it hurts: loaders plan memory by it, and it tells that the index was not written with these shards.
+    Why it hurts: loaders plan memory by it, and a wrong size shows that the index was not written with these shards.
 
     Example: a head removed from a shard by hand.
 
@@ -101,7 +101,7 @@ def path_leaves_directory(evidence: Evidence) -> Iterator[Observation]:
 
     What: a path in `weight_map` is absolute, climbs out with `..`, or is a link that leads out of the directory.
 
-    Why it hurts: whoever loads the checkpoint reads a file of the author's choice. Nothing of it was opened here.
+    Why it hurts: loading the checkpoint reads a file that its author chose. The audit did not open that file.
 
     Example: `"lm_head.weight": "../../secrets.safetensors"`.
 
@@ -112,11 +112,11 @@ def path_leaves_directory(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW307", "shard-missing", Severity.ERROR)
 def shard_missing(evidence: Evidence) -> Iterator[Observation]:
-    """The index names a shard that is not there.
+    """The index names a shard that is missing.
 
     What: a file in `weight_map` is missing.
 
-    Why it hurts: loaders refuse the checkpoint. What is said here of its tensors is said without that shard.
+    Why it hurts: loaders refuse the checkpoint. The rest of this report does not cover the tensors of that shard.
 
     Example: an interrupted download.
 
@@ -131,7 +131,7 @@ def shard_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     What: one of several files is truncated, has a malformed header, or cannot be opened.
 
-    Why it hurts: loaders refuse the checkpoint. What is said here of its tensors is said without that shard.
+    Why it hurts: loaders refuse the checkpoint. The rest of this report does not cover the tensors of that shard.
 
     Example: a download that stopped half way.
 
@@ -142,11 +142,11 @@ def shard_malformed(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW309", "index-missing", Severity.ERROR)
 def index_missing(evidence: Evidence) -> Iterator[Observation]:
-    """Shards without an index.
+    """The shards have no index.
 
-    What: files called like shards, and no index that names them.
+    What: the directory holds files named like shards, and no index that names them.
 
-    Why it hurts: transformers finds no model. Others load every file that is there.
+    Why it hurts: transformers finds no model. Other loaders load every file in the directory.
 
     Example: a copy that took `*.safetensors` and forgot `*.json`.
 
@@ -159,9 +159,9 @@ def index_missing(evidence: Evidence) -> Iterator[Observation]:
 def index_malformed(evidence: Evidence) -> Iterator[Observation]:
     """The index beside a single file cannot be read.
 
-    What: `model.safetensors.index.json` is not the JSON that an index is.
+    What: `model.safetensors.index.json` is not JSON, or lacks the structure of an index.
 
-    Why it hurts: loaders that prefer the index refuse the checkpoint, others do not notice.
+    Why it hurts: loaders that prefer the index refuse the checkpoint; other loaders do not notice.
 
     Example: an index cut short by a full disk.
 
@@ -174,9 +174,9 @@ def index_malformed(evidence: Evidence) -> Iterator[Observation]:
 def misaligned(evidence: Evidence) -> Iterator[Observation]:
     """A tensor's bytes do not begin at a multiple of its element size.
 
-    What: readers accept such a file, but no writer of safetensors makes one.
+    What: readers accept such a file, but no safetensors library writes one.
 
-    Why it hurts: a reader that maps the file has to copy, and some refuse.
+    Why it hurts: a reader that maps the file must copy the tensor, and some readers refuse.
 
     Example: a header written by hand without padding.
 
@@ -189,9 +189,9 @@ def misaligned(evidence: Evidence) -> Iterator[Observation]:
 def odd_name(evidence: Evidence) -> Iterator[Observation]:
     """A tensor has an empty name, or one with a NUL in it.
 
-    What: safetensors accepts such names; tools in C cut them short.
+    What: safetensors accepts such names; tools written in C cut a name at the NUL.
 
-    Why it hurts: two tensors can become one.
+    Why it hurts: two tensors can end up with one name.
 
     Example: a state dict made of bare tensors.
 
@@ -206,7 +206,7 @@ def odd_bool(evidence: Evidence) -> Iterator[Observation]:
 
     What: safetensors accepts any byte. Tensors of up to 16 MB are looked at.
 
-    Why it hurts: what such a byte means is undefined in C: one operation takes it for true, another adds it up.
+    Why it hurts: such a bool is undefined behaviour in C: one operation treats it as true, another adds its value.
 
     Example: a mask of 255 written as BOOL.
 
@@ -227,13 +227,13 @@ def odd_bool(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW314", "nested-tensors", Severity.ERROR)
 def nested_tensors(evidence: Evidence) -> Iterator[Observation]:
-    """The tensors of a pickle lie in a dictionary within the one that was saved.
+    """The saved dictionary holds the tensors in a nested dictionary.
 
-    What: `pytorch_model.bin` holds `{"state_dict": {...}}` or the like. What is said here of the tensors is said of
-    those inside.
+    What: `pytorch_model.bin` holds `{"state_dict": {...}}` or the like. The rest of this report is about the nested
+    tensors.
 
-    Why it hurts: loaders take the entries at the top for tensors. transformers 4 finds none that it knows and draws
-    every weight at random; transformers 5 does the same where the config states a dtype, and else fails.
+    Why it hurts: loaders expect the tensors at the top level. transformers 4 finds no name that it knows and draws
+    every weight at random; transformers 5 does the same if the config states a dtype, and fails otherwise.
 
     Example: `torch.save({"state_dict": model.state_dict(), "epoch": 3}, "pytorch_model.bin")`.
 

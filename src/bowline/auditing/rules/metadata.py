@@ -1,4 +1,4 @@
-"""What could be known of the model at all: its config, its class, its tokenizer's files."""
+"""Rules about the config, the class and the tokenizer's files: whether they can be read and are known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def config_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     What: it is not JSON, or not an object.
 
-    Why it hurts: no loader can build the model. What is said here is inferred from names and shapes.
+    Why it hurts: no loader can build the model. This report is inferred from names and shapes.
 
     Example: a trailing comma from an edit by hand.
 
@@ -28,9 +28,9 @@ def config_malformed(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW402", "config-missing", Severity.WARNING)
 def config_missing(evidence: Evidence) -> Iterator[Observation]:
-    """There is no `config.json` beside the weights.
+    """The weights have no `config.json` beside them.
 
-    What: names and shapes are all there is to go by.
+    What: this report is based on names and shapes alone.
 
     Why it hurts: nothing says whether the model is tied; every loader needs the config.
 
@@ -47,11 +47,11 @@ def config_missing(evidence: Evidence) -> Iterator[Observation]:
 def inferred(evidence: Evidence) -> Iterator[Observation]:
     """The class is unknown, so its ties are inferred.
 
-    What: `architectures` names a class that neither version of transformers in the table has, or none at all. The
+    What: `architectures` is absent, or names a class that neither version of transformers in the table has. The
     embedding and the head were found by their names and shapes.
 
-    Why it hurts: it does not; but an inference is not a declaration, and what a loader does with remote code is
-    that code's business.
+    Why it hurts: it does no harm by itself. But the inferred ties may be wrong, and with remote code the loader's
+    behaviour depends on that code.
 
     Example: a model with its own `modeling_*.py`.
 
@@ -76,7 +76,7 @@ def tokenizer_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     What: `tokenizer.json`, `added_tokens.json`, `vocab.json` or `special_tokens_map.json` is not JSON.
 
-    Why it hurts: the tokenizer will not load, and its ids could not be held against the table.
+    Why it hurts: the tokenizer will not load, and the audit could not compare its ids with the table.
 
     Example: a Git LFS pointer in place of the file.
 

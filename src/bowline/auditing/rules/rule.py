@@ -1,4 +1,4 @@
-"""What a rule is, and the register of all of them."""
+"""The type of a rule, and the register of all rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Finding", "Observation", "Rule", "Severity", "all_rules", "rule"]
 
 
 class Severity(StrEnum):
-    """How much a finding matters. Information alone leaves the exit code at 0."""
+    """How much a finding matters. The exit code is 0 if all findings are informational."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -21,22 +21,22 @@ class Severity(StrEnum):
 
     @property
     def word(self) -> str:
-        """As reports for people have it; the value is for machines."""
+        """The name in reports for people; machine-readable reports use the value."""
         return "information" if self is Severity.INFO else self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What a rule saw in one place: the message says what is there and what was expected, `help` how to mend it."""
+    """A fault that a rule saw. `message` says what is there and what was expected, `help` how to mend it."""
 
     message: str
     help: str
     tensors: tuple[str, ...] = ()
     file: str | None = None
     severity: Severity | None = None
-    """Where this case differs from the rule's own severity."""
+    """The severity of this case, if it differs from the rule's."""
     flag_from_bytes: bool | None = None
-    """What `tie_word_embeddings` has to say for the config to agree with the bytes; `None`: not the config's fault."""
+    """The value of `tie_word_embeddings` that agrees with the stored tensors; `None` if the config is not at fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Finding:
 
     @property
     def fixable(self) -> bool:
-        """Whether `--fix` mends it."""
+        """Whether `--fix` can mend this finding."""
         return self.flag_from_bytes is not None
 
 
@@ -63,32 +63,32 @@ Check = Callable[[Evidence], Iterable[Observation]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A stable code, a name, and the function that looks. The function's docstring is the rule's page."""
+    """A stable code, a name, and the function that checks. The function's docstring is the rule's page."""
 
     code: str
     name: str
     severity: Severity
     check: Check
     also: Severity | None = None
-    """What some cases are instead."""
+    """The severity that some cases have instead."""
 
     @property
     def severities(self) -> str:
-        """In words: what it finds is this, or that."""
+        """The severities that its findings can have, in words."""
         return self.severity.word + (f" or {self.also.word}" if self.also else "")
 
     @property
     def page(self) -> str:
-        """What `bowline explain` prints."""
+        """The text that `bowline explain` prints."""
         return inspect.getdoc(self.check) or ""
 
     @property
     def summary(self) -> str:
-        """The page's first line."""
+        """The first line of the page."""
         return self.page.partition("\n")[0]
 
     def findings(self, evidence: Evidence) -> Iterable[Finding]:
-        """Everything that this rule has to say of one checkpoint."""
+        """The findings of this rule about one checkpoint."""
         for seen in self.check(evidence):
             yield Finding(
                 code=self.code,
@@ -118,5 +118,5 @@ def rule(code: str, name: str, severity: Severity, also: Severity | None = None)
 
 
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule, by code."""
+    """All rules, sorted by code."""
     return tuple(_RULES[code] for code in sorted(_RULES))

@@ -1,4 +1,4 @@
-"""The flag against the bytes: what `config.json` says of a tie, and what is stored."""
+"""Rules that compare the tie flag in `config.json` with the stored tensors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
     embedding's. The message says how many rows differ, by how much at most, and what the difference looks like:
     added tokens, a merged low-rank delta, noise from a cast, or all rows.
 
-    Why it hurts: transformers 4 overwrites the trained head with the embedding without a word. transformers 5 keeps
+    Why it hurts: transformers 4 overwrites the trained head with the embedding without a warning. transformers 5 keeps
     both and warns, but its next `tie_weights()` or `resize_token_embeddings` destroys the head, and a save writes
     the false flag again. vLLM before 0.29 dropped the head.
 
-    Example: LoRA trained on `lm_head` of a tied model and merged: the head moved, the flag did not.
+    Example: a LoRA trained on `lm_head` of a tied model and merged: the head changed, the flag did not.
 
-    Mend: `bowline audit --fix` sets the flag to false at every level, which is what the bytes say. If the head was
-    meant to be tied, remove it from the file instead; then one matrix serves both ends.
+    Mend: `bowline audit --fix` sets the flag to false at every level, in agreement with the stored tensors. If the
+    head was meant to be tied, remove it from the file instead; then one matrix serves both ends.
 
     Threads: vllm-project/vllm#51063, huggingface/transformers#45127, huggingface/peft#2777
     """
@@ -59,14 +59,14 @@ def untied_but_missing(evidence: Evidence) -> Iterator[Observation]:
 
     What: `tie_word_embeddings` is false and the checkpoint holds the embedding alone.
 
-    Why it hurts: transformers draws the head at random, one row in a load report; vLLM leaves it as uninitialised
-    memory. The model loads, runs, and writes noise.
+    Why it hurts: transformers draws the head at random, and says so in one row of its load report; vLLM leaves it as
+    uninitialised memory. The model loads, runs, and writes noise.
 
-    Example: a model tied at run time and saved while its config still said false: the save leaves the shared head
-    out, the next load makes a random one.
+    Example: a model tied at run time and saved while its config still said false: the save leaves out the shared
+    head, and the next load draws a random one.
 
-    Mend: `bowline audit --fix` sets the flag to true, which is what the bytes say. If the head was trained, it is
-    lost from this file: fetch the checkpoint that has it.
+    Mend: `bowline audit --fix` sets the flag to true, in agreement with the stored tensors. If the head was trained,
+    this file has lost it: fetch the checkpoint that has it.
 
     Threads: huggingface/transformers#43429, vllm-project/vllm#33359
     """
@@ -88,14 +88,14 @@ def flag_absent(evidence: Evidence) -> Iterator[Observation]:
     """The flag is absent and the loaders' defaults differ.
 
     What: no level of `config.json` states `tie_word_embeddings`, and transformers 4 and 5 take different values for
-    it in this family. For a class that neither knows, the base config's default is true in 4 and false in 5.
+    it in this family. For a class that neither version knows, the base config's default is true in 4 and false in 5.
 
-    Why it hurts: the same files are two models. One version ties, the other draws a random head or keeps a stored
+    Why it hurts: the same files give two models. One version ties; the other draws a random head or keeps a stored
     one.
 
     Example: remote code written for transformers 4 that relies on the default, loaded by transformers 5.
 
-    Mend: `bowline audit --fix` writes the flag that the bytes make true.
+    Mend: `bowline audit --fix` writes the flag that agrees with the stored tensors.
 
     Threads: huggingface/transformers#43429, huggingface/transformers#46400
     """
@@ -127,13 +127,13 @@ def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
     What: a nested config states `tie_word_embeddings` at the top and in its text or decoder config, with different
     values.
 
-    Why it hurts: which level counts depends on the loader and its version. transformers 5 asks the config of the
-    class that declares the tie, transformers 4 the text config, vLLM mostly the top level. Where both versions come to
-    the same decision this is information only.
+    Why it hurts: which level counts depends on the loader and its version. transformers 5 reads the config of the
+    class that declares the tie, transformers 4 the text config, and vLLM mostly the top level. The finding is
+    informational if both versions come to the same decision.
 
     Example: `tie_word_embeddings: true` at the top of a LLaVA config whose `text_config` says false.
 
-    Mend: `bowline audit --fix` writes the same value at every level, the one that the bytes make true.
+    Mend: `bowline audit --fix` writes the value that agrees with the stored tensors at every level.
 
     Threads: vllm-project/vllm#51063, huggingface/transformers#45857
     """
@@ -167,8 +167,8 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
 
     What: the config says tied, and the file holds both tensors, equal in every value.
 
-    Why it hurts: the bytes are wasted on disk and in every download, and the pair is one careless edit away from
-    diverging. llama.cpp's converter writes both into the GGUF file.
+    Why it hurts: the copy wastes space on disk and in every download, and an edit of one tensor makes the two
+    differ. llama.cpp's converter writes both into the GGUF file.
 
     Example: a state dict gathered from a sharded run and saved with both names.
 
@@ -221,10 +221,11 @@ def only_target_stored(evidence: Evidence) -> Iterator[Observation]:
 
     What: the head is in the file and the embedding is not.
 
-    Why it hurts: transformers 5 ties the embedding to the stored head. Others look for the embedding: vLLM leaves it
-    uninitialised, llama.cpp cannot convert the file. With the flag at false every loader draws a random embedding.
+    Why it hurts: transformers 5 ties the embedding to the stored head. Other loaders need the embedding: vLLM leaves
+    it uninitialised, and llama.cpp cannot convert the file. If the flag is false, every loader draws a random
+    embedding.
 
-    Example: a tool that removes duplicates and keeps the alphabetically first name.
+    Example: a tool removed duplicates and kept the alphabetically first name.
 
     Mend: store the matrix under the embedding's name.
 
@@ -244,14 +245,14 @@ def only_target_stored(evidence: Evidence) -> Iterator[Observation]:
 def incompatible(evidence: Evidence) -> Iterator[Observation]:
     """The two ends of a tie have different shapes or dtypes.
 
-    What: both are stored, and cannot be one matrix as they stand.
+    What: both are stored, and cannot be one matrix because their shapes or dtypes differ.
 
-    Why it hurts: two shapes: loaders refuse the file, or pad and cut. Two dtypes: transformers compares after
-    loading, finds values that a cast has changed, and leaves the pair untied.
+    Why it hurts: if the shapes differ, loaders refuse the file, or pad and cut. If the dtypes differ, transformers
+    compares after loading, finds values that a cast has changed, and leaves the pair untied.
 
     Example: the embedding was resized for new tokens and the head was not.
 
-    Mend: bring the shorter end to the longer one's shape with its trained rows kept, or cast both to one dtype.
+    Mend: resize the shorter end to the shape of the longer one and keep its trained rows, or cast both to one dtype.
 
     Threads: huggingface/transformers#35141
     """
@@ -273,18 +274,18 @@ def incompatible(evidence: Evidence) -> Iterator[Observation]:
 def bias_diverged(evidence: Evidence) -> Iterator[Observation]:
     """The two names of an output bias hold different values.
 
-    What: a head has one output-only bias under two names, in BERT `cls.predictions.bias` and
-    `cls.predictions.decoder.bias`; the file holds both and they differ, and a version of transformers computes with
-    another than the decoder's, or the config says tied.
+    What: a head has one output bias under two names, in BERT `cls.predictions.bias` and
+    `cls.predictions.decoder.bias`. The file holds both and they differ. Also, a version of transformers computes with
+    the bias that is not the decoder's, or the config says tied.
 
-    Why it hurts: transformers 5 keeps them apart and computes with the decoder's. transformers 4 makes them one, in
-    BERT and most others from `cls.predictions.bias`: different logits from the same file. Where it takes the
-    decoder's as well, as in RoBERTa and ALBERT, the other is dead; but under a true flag the next `tie_weights()` of
-    transformers 5 writes it over the one that acts.
+    Why it hurts: transformers 5 keeps the two apart and computes with the decoder's. transformers 4 makes them one,
+    in BERT and most others from `cls.predictions.bias`: different logits from the same file. In RoBERTa and ALBERT it
+    takes the decoder's as well, and the other bias has no effect; but if the flag is true, the next `tie_weights()`
+    of transformers 5 overwrites the decoder's with it.
 
     Example: an untied BERT trained in transformers 5, or a vocabulary resized by a tool that grew one of the two.
 
-    Mend: store the one that was trained under both names.
+    Mend: store the trained bias under both names.
     """
     for tie in evidence.ties:
         if (
@@ -304,18 +305,18 @@ def bias_diverged(evidence: Evidence) -> Iterator[Observation]:
 
 
 def _decoders_bias_lost(tie: TieEvidence) -> Fate:
-    """The fate of the target by which both names hold the values of the bias that is not the decoder's."""
+    """The fate of the target in a loader that overwrites the decoder's bias with the other one."""
     return Fate.DROPPED if tie.tie.target.endswith("decoder.bias") else Fate.TIED
 
 
 @rule("BW111", "stored-under-alias", Severity.WARNING)
 def stored_under_alias(evidence: Evidence) -> Iterator[Observation]:
-    """A shared tensor is stored under the name that other tools do not look for.
+    """A shared tensor is stored under a name that other tools do not read.
 
-    What: `safetensors.torch.save_model` keeps one name of a shared tensor, the alphabetically first, and records the
-    other in the file's metadata. For GPT-2 the kept name is `lm_head.weight`, not `transformer.wte.weight`.
+    What: `safetensors.torch.save_model` keeps the alphabetically first name of a shared tensor and records the other
+    in the file's metadata. For GPT-2 the kept name is `lm_head.weight`, not `transformer.wte.weight`.
 
-    Why it hurts: only `safetensors.torch.load_model` reads that record. transformers 5 ties to what is there, but
+    Why it hurts: only `safetensors.torch.load_model` reads that record. transformers 5 ties to the stored tensor, but
     vLLM and llama.cpp find no embedding.
 
     Example: `save_model(model, "model.safetensors")` on any tied model whose head sorts first.
@@ -337,10 +338,10 @@ def stored_under_alias(evidence: Evidence) -> Iterator[Observation]:
 def untied_but_equal(evidence: Evidence) -> Iterator[Observation]:
     """The config says untied, and both tensors hold the same values.
 
-    What: two tensors, equal in every value, and `tie_word_embeddings` is false.
+    What: the two tensors are equal in every value, and `tie_word_embeddings` is false.
 
-    Why it hurts: it does not, until the model is trained: the two then part ways. If they were meant to be tied, the
-    flag is wrong; if the head was just untied by a copy, all is well.
+    Why it hurts: it does no harm until training, which makes the two differ. If they were meant to be tied, the flag
+    is wrong; if the head was untied on purpose by a copy, nothing is wrong.
 
     Example: `untie` before adding a LoRA on the head.
 
@@ -361,12 +362,12 @@ def flag_not_boolean(evidence: Evidence) -> Iterator[Observation]:
 
     What: `tie_word_embeddings` is null, a number, a text or a list.
 
-    Why it hurts: transformers 5 refuses the config of nearly every class. Version 4 takes it for what Python does:
-    `"false"` ties. Where version 5 takes it as well, as for T5 and remote code, this is a warning.
+    Why it hurts: transformers 5 refuses the config of nearly every class. Version 4 takes its truth value in Python:
+    `"false"` ties. If version 5 does so too, as for T5 and remote code, this is a warning.
 
-    Example: a config written by hand, or by a tool that has null for what was never set.
+    Example: a config written by hand, or by a tool that writes null for settings that were never set.
 
-    Mend: `bowline audit --fix` writes the flag that the bytes make true.
+    Mend: `bowline audit --fix` writes the flag that agrees with the stored tensors.
     """
     main = evidence.main_tie
     truth = None if main is None else _if_config_decides(evidence, main, value=_flag_of_bytes(evidence, main))
@@ -390,7 +391,7 @@ def _is_bias(tie: TieEvidence) -> bool:
 
 
 def _flag_of_bytes(evidence: Evidence, tie: TieEvidence) -> bool | None:
-    """The flag that the bytes make true; `None` where they are not read, not there, or in a quantised form."""
+    """The flag that agrees with the stored tensors; `None` if they were not read, are missing, or are quantised."""
     if tie.state in (TieState.DIVERGED, TieState.INCOMPATIBLE):
         return False
     if tie.state is TieState.EQUAL:
@@ -414,13 +415,13 @@ def _loaders_with(evidence: Evidence, tie: TieEvidence, fate: Fate) -> str:
 
 
 def _if_config_decides(evidence: Evidence, tie: TieEvidence, *, value: bool | None) -> bool | None:
-    """The flag to write, if any loader asks the config about this tie at all."""
+    """`value`, if any loader reads the config to decide this tie; otherwise `None`."""
     asks = set(tie.declared.asked) - tie.declared.unconditional or evidence.declaration.inferred
     return value if evidence.config is not None and asks else None
 
 
 def _is_text_level(config: object, path: str) -> bool:
-    """The top level, or a nested config that has a vocabulary."""
+    """Whether `path` is at the top level or in a nested config that has a vocabulary."""
     *keys, _ = path.split(".")
     for key in keys:
         config = config.get(key) if isinstance(config, dict) else None

@@ -1,4 +1,4 @@
-"""A checkpoint that looks never trained: which recipe draws so, and what its first loss would be."""
+"""The rule about untrained tables: it names the recipe that draws such a table and predicts its first loss."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from bowline.wording import listed
 
 TIED = (TieState.SHARED, TieState.ALIAS, TieState.EQUAL)
 NEAR = 0.04
-"""Two standard deviations this near are the same recipe's: a truncated normal is 12 % below a whole one."""
+"""Relative distance up to which a std counts as a recipe's: a truncated normal is 12 % below a whole one."""
 
 
 @rule("BW405", "untrained-recipe", Severity.INFO, also=Severity.WARNING)
 def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
-    """A table that looks untrained, and that no recipe draws, or whose first loss explodes.
+    """The embedding looks untrained, and either no recipe draws such a table or its first loss explodes.
 
-    What: all rows of the embedding have the length of a fresh draw; after a few steps of training they still do. Its
-    standard deviation is held against every recipe for models of this family, and the first loss is predicted from it,
-    the tie, and the config's multipliers.
+    What: all rows of the embedding have the length of a fresh draw, as they also do after a few training steps. The
+    audit compares their standard deviation with every recipe for models of this family, and predicts the first loss
+    from it, the tie, and the config's multipliers.
 
-    Why it hurts: a table's std serves both ends of a tie. At std 1 and a width of 768 the logits have a std of 27.7
-    unless they are multiplied by 768^-1/2: one token then has all of each softmax, the first loss is ten times ln V,
-    and training begins by undoing the draw.
+    Why it hurts: one std serves both ends of a tie. At std 1 and a width of 768 the logits have a std of 27.7 unless
+    they are multiplied by 768^-1/2: one token then takes all of each softmax, the first loss is ten times ln V, and
+    the first training steps only undo the initialisation.
 
-    Example: `T5Config(tie_word_embeddings=False)` in transformers 5: the tie stays and the scale goes.
+    Example: `T5Config(tie_word_embeddings=False)` in transformers 5 keeps the tie and drops the scale.
 
-    Mend: draw with a recipe whose scales belong to the tie (`bowline init-loss --family t5`).
+    Mend: draw with a recipe whose scales fit the tie (`bowline init-loss --family t5`).
 
     Threads: huggingface/transformers#26441, huggingface/transformers#32854
     """
@@ -40,12 +40,12 @@ def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
     std = drawn.get(declaration.embedding or "")
     if std is None or config is None or declaration.head is None or declaration.embedding is None:
         return
-    from bowline.recipes import RECIPES, Architecture, Role, expected_loss, normal, usual  # numpy comes with it
+    from bowline.recipes import RECIPES, Architecture, Role, expected_loss, normal, usual  # imports numpy
 
     try:
         shape = Architecture.of(config)
         family = usual(shape.family)
-    except (UsageError, ConfigError):  # a family whose layers are not known: nothing to predict
+    except (UsageError, ConfigError):  # the layers of the family are unknown: no prediction
         return
     tied = any(tie.tie.target == declaration.head and tie.state in TIED for tie in evidence.ties)
     head = std if tied else drawn.get(declaration.head)
@@ -56,14 +56,14 @@ def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
         for name, recipe in RECIPES.items()
         if set(recipe.families) & {shape.family, *family.families}
     }
-    errors = 5 / math.sqrt(2 * shape.vocab_size * shape.embedding_size)  # of a small table, five standard errors
+    errors = 5 / math.sqrt(2 * shape.vocab_size * shape.embedding_size)  # five standard errors
     near = max(NEAR, errors)
     alike = [name for name, value in stds.items() if value and abs(value / std - 1) < near]
     roles = {**family.roles, Role.INPUT_EMBEDDING: normal(std), Role.HEAD: normal(head)}
     as_drawn = replace(family, roles=roles, ties=(tied,))
     try:
         expected = expected_loss(shape, as_drawn, tied=tied, scales="model")
-    except (UsageError, ConfigError):  # an activation that is not known
+    except (UsageError, ConfigError):  # the activation is unknown
         return
     place = (declaration.embedding,) if tied else (declaration.embedding, declaration.head)
     by = f", as {listed(alike, limit=8)} draw it," if alike else ""

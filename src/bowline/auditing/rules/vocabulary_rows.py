@@ -1,4 +1,4 @@
-"""The vocabulary: rows against ids, and rows that are not what a row should be."""
+"""Rules about the vocabulary: rows that do not match the ids, and rows with odd values."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ TIED = (TieState.SHARED, TieState.ALIAS, TieState.EQUAL)
 
 @rule("BW201", "vocab-size-mismatch", Severity.ERROR)
 def vocab_size_mismatch(evidence: Evidence) -> Iterator[Observation]:
-    """A vocabulary tensor is not as long as the config says.
+    """The length of a vocabulary tensor differs from the config's `vocab_size`.
 
     What: the axis that runs over the vocabulary has another length than `vocab_size`.
 
-    Why it hurts: loaders build the model from the config and refuse the tensor, or, told to ignore mismatched
-    sizes, draw it at random.
+    Why it hurts: loaders build the model from the config and refuse the tensor, or draw it at random if mismatched
+    sizes are to be ignored.
 
-    Example: an embedding resized by hand, its `final_logits_bias` or MLM bias left as it was.
+    Example: an embedding was resized by hand, and its `final_logits_bias` or MLM bias was not.
 
-    Mend: set `vocab_size` to the number of rows if all vocabulary tensors agree on it; else resize the ones that
-    were left behind.
+    Mend: set `vocab_size` to the number of rows if all vocabulary tensors agree on it; otherwise resize the tensors
+    that were not resized.
 
     Threads: huggingface/transformers#35141
     """
@@ -49,17 +49,17 @@ def vocab_size_mismatch(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW202", "tokenizer-larger", Severity.ERROR, also=Severity.WARNING)
 def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
-    """The tokenizer has ids that the table has no row for.
+    """The tokenizer has ids without a row in the table.
 
     What: the largest id in `tokenizer.json`, `vocab.json` or `added_tokens.json` is not a row of the embedding.
 
     Why it hurts: the first text with that token ends in an index error, or in a device-side assert that names
     nothing.
 
-    Example: tokens added to the tokenizer, and `resize_token_embeddings` forgotten.
+    Example: tokens were added to the tokenizer, and `resize_token_embeddings` was not called.
 
-    Where every such id is an added token this is a warning: some models keep an image placeholder there, which their
-    code replaces before it looks anything up.
+    If every such id is an added token this is a warning: some models have an image placeholder there, which their
+    code replaces before the look-up.
 
     Mend: resize the embedding and everything tied to it, or remove the tokens.
 
@@ -82,17 +82,17 @@ def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW203", "special-id-out-of-range", Severity.WARNING)
 def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
-    """A special id of the config is not a row.
+    """A special id in the config has no row.
 
     What: `pad_token_id`, `bos_token_id`, `eos_token_id` or another `*_token_id` is negative, or not less than the
     number of rows.
 
-    Why it hurts: generation never stops, or padding indexes outside the table. A negative `pad_token_id` is taken
+    Why it hurts: generation never stops, or padding indexes outside the table. A negative `pad_token_id` counts
     from the end: the last row silently becomes the padding row.
 
     Example: `pad_token_id: -1`, once written by converters of Llama; `pad_token_id: 32000` on a table of 32000 rows.
 
-    Mend: give the id that the tokenizer uses, or null where there is none.
+    Mend: write the id that the tokenizer uses, or null if it has none.
     """
     rows = _rows(evidence)
     if rows is None or evidence.config is None:
@@ -111,15 +111,15 @@ def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW204", "padding-row", Severity.INFO, also=Severity.WARNING)
 def padding_row(evidence: Evidence) -> Iterator[Observation]:
-    """What the padding row holds, and what a tied head makes of it.
+    """The padding row has a notable value: zero, the mean, a copy, a fresh draw, or a trained row.
 
-    What: the row of `pad_token_id` is sorted as zero, mean (of the table, as resizing writes it), a copy of another
+    What: the row of `pad_token_id` is classified as zero, mean (of the table, as resizing writes it), a copy of another
     row, init-like (as drawn, never trained), or trained.
 
     Why it hurts: `padding_idx` blocks the gradient of the embedding's look-up, not the head's. Under a tied head the
-    row is pushed by the softmax's denominator at every step, though padding is never a label, so a trained model's
-    padding row is not zero. And a row that is zeroed afterwards does not make padding impossible: its logit is 0
-    plus the bias, which wins wherever the other logits are negative.
+    softmax's denominator changes the row at every step although padding is never a label, so a trained model's
+    padding row is not zero. Zeroing the row afterwards does not rule padding out as an output: its logit is 0 plus
+    the bias, which wins wherever the other logits are negative.
 
     Example: BERT, whose padding row is trained; a model trimmed by a tool that zeroes the row.
 
@@ -151,13 +151,13 @@ def padding_row(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW205", "duplicate-rows", Severity.INFO)
 def duplicate_rows(evidence: Evidence) -> Iterator[Observation]:
-    """Rows that are the same, byte for byte.
+    """Some rows are equal byte for byte.
 
-    What: groups of two or more rows without any difference. Rows of zeros are counted apart (BW206).
+    What: the table has groups of two or more equal rows. Rows of zeros are reported separately (BW206).
 
-    Why it hurts: the model cannot tell those tokens apart, as input or, under a tied head, as output.
+    Why it hurts: the model cannot distinguish those tokens as input or, under a tied head, as output.
 
-    Example: tokens added with one initial value (the mean, or a copied token) and never trained.
+    Example: tokens were added with one initial value (the mean, or a copied token) and never trained.
 
     Mend: train the tokens, or remove them.
     """
@@ -177,12 +177,12 @@ def duplicate_rows(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW206", "zero-rows", Severity.INFO, also=Severity.WARNING)
 def zero_rows(evidence: Evidence) -> Iterator[Observation]:
-    """Rows of zeros beside the padding row.
+    """Some rows other than the padding row are zero.
 
-    What: rows whose every value is zero.
+    What: every value of these rows is zero.
 
-    Why it hurts: as output rows their logit is 0 plus the bias, and where real logits are negative that wins the
-    argmax: a trimmed or padded vocabulary that answers with tokens that do not exist.
+    Why it hurts: as output rows their logit is 0 plus the bias, which wins the argmax where real logits are negative:
+    a model with a trimmed or padded vocabulary then answers with tokens that do not exist.
 
     Example: a table padded with zeros to a multiple of 64 for tensor cores.
 
@@ -204,12 +204,12 @@ def zero_rows(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW207", "not-finite-rows", Severity.ERROR)
 def not_finite_rows(evidence: Evidence) -> Iterator[Observation]:
-    """Rows with NaN or infinite values.
+    """Some rows have NaN or infinite values.
 
-    What: rows in which a value is not a finite number.
+    What: a value in these rows is not a finite number.
 
-    Why it hurts: one such row makes every logit, or every later hidden state, NaN. A NaN also makes loaders find two
-    equal ends of a tie different.
+    Why it hurts: one such row makes every logit, or every later hidden state, NaN. A NaN also makes loaders treat two
+    equal ends of a tie as different.
 
     Example: an overflow in a cast to float16.
 
@@ -230,17 +230,17 @@ def not_finite_rows(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW208", "never-trained-rows", Severity.INFO)
 def never_trained_rows(evidence: Evidence) -> Iterator[Observation]:
-    """Rows that look as if they were never trained.
+    """Some rows look as if they were never trained.
 
-    What: the shortest rows of the table point one common way, and these rows are short and point there too. Tokens
-    that no text contained are only ever pushed away from the hidden states, all in the same direction.
+    What: the shortest rows of the table have a common direction, and these rows are short and have it too. Training
+    only pushes the tokens that no text contained away from the hidden states, all in the same direction.
 
     Why it hurts: such a token in a prompt makes the model behave oddly ("glitch tokens"), and fine-tuning on it
     starts from nothing.
 
     Example: BERT's `[unused1]` to `[unused993]`.
 
-    Mend: nothing, if the tokens are never used. Reserve them for new tokens, or train them.
+    Mend: nothing if the tokens are never used. Otherwise reserve them for new tokens, or train them.
     """
     for table in evidence.tables:
         if len(table.never_trained):
@@ -257,9 +257,9 @@ def never_trained_rows(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW209", "uneven-rows", Severity.INFO)
 def uneven_rows(evidence: Evidence) -> Iterator[Observation]:
-    """A number of rows that tensor cores dislike.
+    """The number of rows is slow on tensor cores.
 
-    What: the rows of the table are not a multiple of 8.
+    What: the number of rows of the table is not a multiple of 8.
 
     Why it hurts: half-precision products are fastest when their sizes are multiples of 8 (64 on newer chips); an odd
     vocabulary slows the largest product of a small model.
