@@ -1,7 +1,8 @@
-"""Checkpoints as bytes: one mapping, tensor name to extent, whatever the files and wherever they are. No torch.
+"""Reads and writes checkpoints as files, without torch.
 
-`open_checkpoint` finds the files (`local`, `hub`), chooses those that hold the model (`weights`), parses their
-headers strictly (`header`, `pickles`), and gives rows as numpy (`dtypes`).
+`open_checkpoint` finds the files (`places`), chooses those that hold the model (`weights`), parses their headers
+strictly (`formats`), and maps each tensor name to its place in a file. Rows come as numpy arrays. `durable` writes
+files and directories that survive a crash.
 """
 
 from bowline.checkpoint.checkpoint import Checkpoint, open_checkpoint

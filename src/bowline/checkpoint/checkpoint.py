@@ -1,4 +1,4 @@
-"""A checkpoint, opened: its config, its tensors by name, and their rows as numpy."""
+"""An open checkpoint: its config, its tensors by name, and their rows as numpy arrays."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[^\s@]+)?")
 
 
 def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
-    """Open a model where it lies: a directory, one of its files, or a Hub repository (`org/name[@revision]`).
+    """Open a checkpoint: a directory, one of its files, or a Hub repository (`org/name[@revision]`).
 
-    Only headers and `config.json` are read here; tensors when they are asked for. What is on disk comes before
-    what is on the Hub.
+    Only headers and `config.json` are read here; tensors are read when rows are asked for. A path on disk takes
+    precedence over a Hub repository of the same name.
 
     Raises:
-        UsageError: `place` is no path.
-        NoCheckpointError: nothing of that name, or no model in it.
+        UsageError: `place` is not a path.
+        NoCheckpointError: nothing has that name, or it holds no model.
         CheckpointError: it cannot be read; the subclass says whether the bytes, a pickle or the network is at fault.
 
     Example:
@@ -66,7 +66,7 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
             help="give the directory that holds config.json and the weights",
         )
     if isinstance(place, str) and HUB_NAME.fullmatch(name) and not is_weight_file(name):
-        from bowline.checkpoint.places.hub import HubRepository  # the network is for those who ask for it
+        from bowline.checkpoint.places.hub import HubRepository  # imported only when the Hub is needed
 
         try:
             repository = HubRepository.open_repository(name)
@@ -79,7 +79,7 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
 
 
 class Checkpoint(Closing):
-    """One model's files as one mapping: `tensors[name]` says what is stored, `rows(name)` gives the values.
+    """The files of one model: `tensors[name]` describes a stored tensor, `rows(name)` reads its values.
 
     `config` is `config.json` as it is written, or `None` when it is missing or malformed (`lints` says which).
     Use it as a context manager, or `close()` it.
@@ -110,7 +110,7 @@ class Checkpoint(Closing):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """safetensors' `__metadata__`, of all files together."""
+        """The `__metadata__` of all safetensors files, merged."""
         return self._weights.metadata
 
     @property
@@ -120,12 +120,12 @@ class Checkpoint(Closing):
 
     @cached_property
     def lints(self) -> tuple[Lint, ...]:
-        """What is wrong with the files, although they could be read."""
+        """Faults of the files that did not prevent reading them."""
         return self._weights.lints + self._config_and_lints[1]
 
     @property
     def config(self) -> Mapping[str, Any] | None:
-        """`config.json`, or `None`."""
+        """The content of `config.json`, or `None` if it is missing or malformed."""
         return self._config_and_lints[0]
 
     @cached_property
@@ -146,7 +146,7 @@ class Checkpoint(Closing):
         return content, ()
 
     def json(self, name: str) -> Any:
-        """A JSON file of the checkpoint, or `None` when it is not there. Raises `FormatError` on bad JSON."""
+        """The content of a JSON file, or `None` if the checkpoint lacks it. Raises `FormatError` on bad JSON."""
         return loads(self.files.read(name), name, allow_nonfinite=True) if self.files.has(name) else None
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
@@ -155,7 +155,7 @@ class Checkpoint(Closing):
         bf16 and the 8-bit floats come as float32, which holds each of their values exactly.
 
         Raises:
-            UsageError: no such tensor, or rows that it does not have.
+            UsageError: the checkpoint has no such tensor, or the tensor has no such rows.
             CheckpointError: the bytes cannot be read.
         """
         tensor = self._tensor(name)
@@ -171,7 +171,7 @@ class Checkpoint(Closing):
         return decode(buffer, tensor.dtype, shape)
 
     def blocks(self, name: str, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """A tensor in blocks of whole rows, `(first row, rows)`: memory stays bounded whatever its size."""
+        """Read a tensor in blocks of whole rows, `(first row, rows)`; memory does not grow with its size."""
         tensor = self._tensor(name)
         count = _row_count(tensor)
         step = max(1, block_bytes // max(1, row_bytes(tensor)))
@@ -189,10 +189,10 @@ class Checkpoint(Closing):
         self._source(tensor.file).read_into(tensor.offset + start * per_row, buffer)
 
     def stored_bytes(self, tensor: StoredTensor, *, mapped: bool = True) -> tuple[memoryview, int]:
-        """A buffer that holds the bytes of one of `tensors`, and where in it they begin. It may be written to.
+        """A writable buffer that holds the bytes of one of `tensors`, and the position in it where they begin.
 
-        `mapped` gives the whole file, copy on write (`LocalFile.map`), where the file is on this machine; otherwise
-        the bytes are read, without gaps or strides undone.
+        With `mapped`, for a file on this machine, the buffer is the whole file, mapped copy on write
+        (`LocalFile.map`). Otherwise the bytes are read as stored, strides included.
         """
         if mapped and tensor.file in self._maps:
             return self._maps[tensor.file], tensor.offset
@@ -202,12 +202,12 @@ class Checkpoint(Closing):
             return self._maps[tensor.file], tensor.offset
         import numpy as np
 
-        buffer = np.empty(tensor.nbytes, dtype=np.uint8).data  # not zeroed first, as a bytearray is
+        buffer = np.empty(tensor.nbytes, dtype=np.uint8).data  # a bytearray would be zeroed first
         source.read_into(tensor.offset, buffer)
         return buffer, 0
 
     def _strided(self, tensor: StoredTensor, start: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """Rows of a view: the bytes that they span are read, and the view is taken in memory."""
+        """Rows of a tensor with strides: reads the bytes that they span, and takes the view in memory."""
         import numpy as np
 
         assert tensor.strides is not None
@@ -235,11 +235,11 @@ class Checkpoint(Closing):
         return self._sources[file]
 
     def close(self) -> None:
-        """Let go of every file."""
+        """Close every file. Buffers from `stored_bytes` stay valid."""
         for source in self._sources.values():
             source.close()
         self._sources.clear()
-        self._maps.clear()  # what was handed out stays valid
+        self._maps.clear()
         self.files.close()
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint as a container, although it can still be read."""
+"""Faults in the files of a checkpoint that can still be read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Lint", "LintKind"]
 
 
 class LintKind(StrEnum):
-    """Each kind is one rule of the audit, which says why it hurts and how to mend it."""
+    """The kinds of lint. An audit rule for each says why it hurts and how to mend it."""
 
     TWO_MODELS = "two-models"
     INDEX_DISAGREES = "index-disagrees"
@@ -30,7 +30,7 @@ class LintKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lint:
-    """One observation: what was seen in `files`, what was expected."""
+    """One fault: `message` says what was seen in `files` and what was expected."""
 
     kind: LintKind
     message: str

@@ -1,4 +1,4 @@
-"""Where something is wrong, said once: files know their own names, and not always the checkpoint they are in."""
+"""Adds the place of a checkpoint to messages that name only a file, without repeating it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From a set of files to one mapping, tensor name to stored tensor, with everything that is wrong on the way.
+"""Finds the files that hold a model, and maps each tensor name to its stored tensor; records the faults of the files.
 
-Which files hold the model follows transformers: `model.safetensors`, else its index, else `pytorch_model.bin`, else
-that index. Only headers are read: the cost follows the number of files, not their size.
+The choice of files follows transformers: `model.safetensors`, else its index, else `pytorch_model.bin`, else that
+index. Only headers are read: the cost grows with the number of files, not with their size.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNSEEN = frozenset(
         LintKind.INDEX_MISSING,
     }
 )
-"""What leaves tensors unseen that may well be part of the model."""
+"""The kinds of lint after which some tensors of the model may be missing from the mapping."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -50,11 +50,11 @@ class Weights:
     metadata: Mapping[str, str]
     lints: tuple[Lint, ...]
     part: bool = False
-    """One shard of several, asked for by name."""
+    """Whether this is one shard of several, asked for by name."""
 
     @property
     def complete(self) -> bool:
-        """Whether every tensor of the model was seen."""
+        """Whether every tensor of the model was found."""
         return not self.part and not any(lint.kind in UNSEEN for lint in self.lints)
 
 
@@ -66,15 +66,15 @@ class _File:
 
 
 def is_weight_file(name: str) -> bool:
-    """Whether the name is one that can hold tensors: `*.safetensors` or `*.bin`."""
+    """Whether a file of this name can hold tensors: `*.safetensors` or `*.bin`."""
     return name.endswith((".safetensors", ".bin"))
 
 
 def read_weights(files: FileSet, only: str | None = None) -> Weights:
-    """Every tensor of the model in `files`, or of the one file (or index) `only`.
+    """Read every tensor entry of the model in `files`, or of the one file (or index) `only`.
 
     Raises:
-        NoCheckpointError: no file there holds a model.
+        NoCheckpointError: none of the files holds a model.
         FormatError: the only file, or every file, is malformed.
         UnsafePickleError: the only file is a pickle that asks for more than tensors.
     """
@@ -103,7 +103,7 @@ def read_weights(files: FileSet, only: str | None = None) -> Weights:
 
 
 def _alone(files: FileSet, name: str) -> Weights:
-    """A file that was asked for by name: what lies beside it is another question."""
+    """Read one file that was asked for by name, and ignore the files beside it."""
     read = _read_file(files, name)
     part = SHARD_NAME.fullmatch(name) is not None
     return Weights(tensors=read.tensors, files=(name,), metadata=read.metadata, lints=tuple(read.lints), part=part)
@@ -120,7 +120,7 @@ def _single(files: FileSet, name: str, also: str | None = None) -> Weights:
         except CheckpointError as error:
             lints.append(Lint(kind=LintKind.INDEX_MALFORMED, message=error.message, files=(also,)))
         named = set(weight_map.values())
-        if named == {name}:  # an index of the single file: one model, and two lists of its tensors
+        if named == {name}:  # the index of the single file itself: one model
             lints += _disagreements(also, weight_map, {name: read})
         else:
             lints.append(
@@ -192,7 +192,7 @@ def _weight_map(files: FileSet, index: str) -> tuple[dict[str, str], int | None]
         )
     metadata = content.get("metadata") if isinstance(content, dict) else None
     total_size = metadata.get("total_size") if isinstance(metadata, dict) else None
-    if isinstance(total_size, float) and total_size.is_integer():  # torch's own numbers have come out as 1e9
+    if isinstance(total_size, float) and total_size.is_integer():  # torch has written such numbers as 1e9
         total_size = int(total_size)
     return weight_map, total_size if isinstance(total_size, int) else None
 
@@ -257,7 +257,7 @@ def _read_file(files: FileSet, name: str) -> _File:
                 for warning in header.warnings
             ]
             return _File(header.tensors, header.metadata, lints)
-        from bowline.checkpoint.formats.pickle_file import read_pickle  # for the few checkpoints that still have them
+        from bowline.checkpoint.formats.pickle_file import read_pickle  # imported only for checkpoints that are pickles
 
         pickled = read_pickle(source)
         message = f"{name}: the tensors lie under {pickled.under}, expected at the top"
@@ -266,7 +266,7 @@ def _read_file(files: FileSet, name: str) -> _File:
 
 
 def _merge(reads: Mapping[str, _File], weight_map: Mapping[str, str]) -> dict[str, StoredTensor]:
-    """One tensor per name; of two, the one in the file that the index names."""
+    """Merge the files to one tensor per name; of two, keep the one in the file that the index names."""
     tensors: dict[str, StoredTensor] = {}
     for shard, read in reads.items():
         for name, tensor in read.tensors.items():

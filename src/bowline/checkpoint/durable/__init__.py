@@ -1,1 +1,1 @@
-"""How files and directories are written for good: all of it or nothing, whenever the machine stops."""
+"""Writes files and directories completely or not at all, even if the machine stops in between."""

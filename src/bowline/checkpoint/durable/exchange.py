@@ -1,4 +1,4 @@
-"""Two names of a directory change places, in one step of the file system where it has such a step."""
+"""Exchanges the names of two directories, atomically if the file system can."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from bowline.errors import CheckpointError
 __all__ = ["PREVIOUS", "exchange", "put_in_place"]
 
 PREVIOUS = ".previous"
-"""The suffix of the old directory's name while it has given up its own, where that takes two steps."""
+"""The suffix of the old directory's name between the two renames, where there is no atomic exchange."""
 
 _REFUSALS = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM})
-"""How a kernel, a file system or a sandbox says that it knows no exchange."""
+"""Error numbers of a kernel, a file system or a sandbox that supports no exchange."""
 _AT_FDCWD, _RENAME_EXCHANGE, _RENAME_SWAP = -100, 2, 2
 
 
 def exchange(first: Path, second: Path) -> None:
-    """`first` and `second` change places: whoever looks sees both as they were, or both as they are.
+    """Exchange the names `first` and `second` atomically: a reader sees both before the exchange, or both after it.
 
-    Linux's `renameat2(RENAME_EXCHANGE)` (ext4, xfs, btrfs, tmpfs, overlayfs), macOS's `renamex_np(RENAME_SWAP)`.
+    Uses Linux's `renameat2(RENAME_EXCHANGE)` (ext4, xfs, btrfs, tmpfs, overlayfs), macOS's `renamex_np(RENAME_SWAP)`.
 
     Raises:
-        OSError: the system refuses; with `ENOSYS` or `EINVAL`, it has no such step.
+        OSError: the system refuses; with `ENOSYS` or `EINVAL`, it supports no exchange.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     names = os.fsencode(first), os.fsencode(second)
@@ -45,10 +45,10 @@ def exchange(first: Path, second: Path) -> None:
 
 
 def put_in_place(stage: Path, place: Path) -> None:
-    """The directory `stage` takes the name `place`; one that had it takes the name `stage`.
+    """Give the directory `stage` the name `place`; a directory that had that name gets the name `stage`.
 
-    Where there is no exchange, `place` has no directory between two renames, and the old one is whole beside it with
-    the suffix `PREVIOUS`.
+    Where the system has no exchange, two renames replace it. Between them `place` does not exist, and the old
+    directory is whole beside it with the suffix `PREVIOUS`.
     """
     try:
         mode = place.lstat().st_mode
@@ -79,7 +79,7 @@ def _in_two_steps(stage: Path, place: Path) -> None:
                     f"{place}: lost its name while a new checkpoint took it; the old one is whole at {previous}",
                     help=f"mv {previous} {place}",
                 ) from error
-            shutil.rmtree(previous, ignore_errors=True)  # another publisher was quicker: this one is history
+            shutil.rmtree(previous, ignore_errors=True)  # another publisher was quicker: the old one is obsolete
         raise
     with suppress(OSError):  # a leftover under either name
         previous.rename(stage)

@@ -1,4 +1,4 @@
-"""What makes written bytes stay: created by nobody else, on the disk, and with the rights of what they replace."""
+"""Creates files durably: exclusively, synchronised to disk, with the attributes of the file that they replace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bowline.errors import CheckpointError
 __all__ = ["DISK_FULL", "cannot_write", "copy_attributes", "create", "fill", "synchronise"]
 
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The disk, the quota or the process's limit has no room for another byte."""
+"""Error numbers of a full disk, a used-up quota, and the process's limit on file sizes."""
 
 _WAYS_OUT = {
     errno.EACCES: "check the permissions of the directory and of the one that holds it",
@@ -27,12 +27,12 @@ _WAYS_OUT = {
 
 
 def create(path: Path, mode: int = 0o666) -> int:
-    """A descriptor of a new file, `mode` less the umask; never of one that is there already, nor through a link."""
+    """Create a file with `mode` less the umask, and return its descriptor; fails if the name exists, even as a link."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
 def fill(descriptor: int, content: bytes, mode: int) -> None:
-    """Write, set the mode whatever the umask, synchronise, and close."""
+    """Write `content`, set the mode regardless of the umask, synchronise, and close."""
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()
@@ -50,7 +50,7 @@ def synchronise(path: Path) -> None:
 
 
 def copy_attributes(status: os.stat_result, path: Path, staged: Path) -> None:
-    """Owner, mode and extended attributes, as far as this user may and this file system can."""
+    """Copy owner, mode and extended attributes, as far as permissions and the file system allow."""
     with suppress(OSError):
         os.chown(staged, status.st_uid, status.st_gid)
     staged.chmod(status.st_mode & 0o7777)  # after the owner: a change of owner clears bits
@@ -61,7 +61,7 @@ def copy_attributes(status: os.stat_result, path: Path, staged: Path) -> None:
 
 
 def cannot_write(path: Path, error: OSError) -> CheckpointError:
-    """What a person is told when the system refuses to write at `path`."""
+    """The error to raise when the system refuses to write at `path`, with a way out."""
     if error.errno in DISK_FULL:
         way_out = "free space: until the new checkpoint is whole, the old one is kept beside it"
     else:

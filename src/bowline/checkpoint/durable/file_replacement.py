@@ -1,4 +1,4 @@
-"""Replacing one small file of a checkpoint: all or nothing, and the old bytes kept."""
+"""Replaces one small file of a checkpoint atomically, and keeps the old bytes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ UNDO_DIRECTORY = ".bowline/undo"
 def replace_file(path: Path, content: bytes, *, why: str) -> Path:
     """Write `content` in place of `path`, atomically; returns the directory that keeps the old file.
 
-    The old bytes are written and synchronised first, with a `manifest.json` that names the file, what it was and what
-    it became. The new bytes go to a file beside `path`, are synchronised, and take its name: a reader sees the old
-    file or the new one, whenever the machine stops. Mode, owner and extended attributes are kept.
+    The old bytes are written and synchronised first, with a `manifest.json` that holds the file's name and its digests
+    before and after. The new bytes are written to a file beside `path` and synchronised, and that file takes the name:
+    a reader sees the old file or the new one, even if the machine stops. Mode, owner and extended attributes are kept.
 
     Raises:
-        ConfigError: `path` is a symbolic link or has several names (a cache's copy is not ours to change), or the
-            directory cannot be written, or its `.bowline` leads elsewhere.
+        ConfigError: `path` is a symbolic link or has several names (as a cache's copy does), or the directory cannot be
+            written, or its `.bowline` is a link.
     """
     try:
         status = path.lstat()
@@ -71,10 +71,10 @@ def _put_in_place(path: Path, content: bytes, status: os.stat_result) -> None:
 
 
 def _backup_directory(path: Path) -> Path:
-    """A new one, under `UNDO_DIRECTORY`."""
+    """Make a new backup directory under `UNDO_DIRECTORY`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     root = path.parent / UNDO_DIRECTORY
-    for directory in (root.parent, root):  # one by one: a link that came with the checkpoint must not lead us away
+    for directory in (root.parent, root):  # one by one, so that a link in the checkpoint is not followed
         directory.mkdir(exist_ok=True)
         if directory.is_symlink():
             raise NotADirectoryError(ENOTDIR, f"{directory} is a symbolic link, expected a directory")
@@ -101,7 +101,7 @@ def _keep(backup: Path, path: Path, before: bytes, after: bytes, why: str, mode:
 
 
 def _forget(backup: Path, path: Path, before: bytes) -> None:
-    """Remove the backup of a file that is what it was, and the directories around it that are empty."""
+    """Remove the backup of a file that is unchanged, and the empty directories around it."""
     with suppress(OSError):
         if path.read_bytes() != before:
             return

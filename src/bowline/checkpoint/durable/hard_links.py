@@ -1,4 +1,4 @@
-"""What a new directory inherits from the one whose place it takes: hard links, so that no byte is copied."""
+"""Carries files from an old directory over to its replacement as hard links, without copying bytes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from bowline.checkpoint.durable.file_creation import copy_attributes, create
 __all__ = ["carry_over"]
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
-"""How a file system (or a hardened kernel, for another's file) says that a file gets no second name."""
+"""Error numbers of a file system without hard links, or of a kernel that refuses them for another user's file."""
 
 
 def carry_over(old: Path, new: Path, replaces: Callable[[str], bool]) -> None:
-    """Give `new` every entry of `old` that it lacks, except the files whose name `replaces` claims.
+    """Give `new` every entry of `old` that it lacks, except files for whose name `replaces` returns True.
 
-    A file gets a second name, or is copied where that is refused; a symbolic link is made anew and never followed; a
-    subdirectory is carried whole, whatever its files' names, and where `new` has one of that name it gets what it
-    lacks. A file of `new` that takes the place of an ordinary one inherits its owner, mode and extended attributes.
-    What vanishes from `old` meanwhile is passed over, and nothing that `new` has is written to.
+    A file gets a hard link, or is copied where links are refused; a symbolic link is made anew and never followed. A
+    subdirectory is carried over whole, without asking `replaces`; if `new` has one of that name, it gets the entries
+    that it lacks. A file of `new` that replaces an ordinary file takes over its owner, mode and extended attributes.
+    Entries that vanish from `old` meanwhile are skipped, and no file of `new` is written to.
 
     Raises:
         OSError: an entry cannot be read or made; `EXDEV` for one that is on another file system, `EISDIR` for a
@@ -33,7 +33,7 @@ def carry_over(old: Path, new: Path, replaces: Callable[[str], bool]) -> None:
     device = old.stat().st_dev
     with os.scandir(old) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError, FileExistsError):  # who was quicker has taken it away, or brought it
+            with suppress(FileNotFoundError, FileExistsError):  # another process removed it, or made it first
                 _carry(entry, new / entry.name, device, replaces)
 
 

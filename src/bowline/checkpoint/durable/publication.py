@@ -1,27 +1,27 @@
-"""Publishing a checkpoint directory: a reader finds the old one whole or the new one whole, whenever the machine stops.
+"""Publishes a checkpoint directory atomically: a reader finds the old one or the new one, even after a crash.
 
-The new files are written into a hidden directory beside the old one. What they do not replace is carried over, all of
-it is synchronised, and then the two directories exchange their names in one step of the file system.
+The new files are written into a hidden directory beside the old one. Files that they do not replace are carried over,
+everything is synchronised, and then the two directories exchange their names in one step of the file system.
 
 What a reader may see
     Through a descriptor of the directory (`os.open(directory, os.O_RDONLY)`, then `dir_fd=`): files of one checkpoint
-    only. Once it is replaced, its files vanish: a file that was open stays readable, one that was not is missing, and
-    the reader begins again. By path: each file is whole, and of the old checkpoint or the new one; two files opened
-    on either side of the exchange are of different ones. A reader that finds the same directory (`os.path.samestat`)
-    at the path after its last `open` as it had open before the first has one checkpoint.
+    only. Once it is replaced, its files vanish: an open file stays readable, any other is missing, and the reader must
+    start again. By path: each file is whole, and belongs to the old checkpoint or the new one; one file opened before
+    the exchange and one after it belong to different ones. To be sure of one checkpoint, a reader opens the directory
+    before its first file and checks after its last that the path still leads to it (`os.path.samestat`).
 
-What a kill leaves
-    The directory `NAME`, old or new, and perhaps a sibling `.NAME.<pid>-<random>.partial`, half of the new one or what
-    is left of the old one. Nobody needs it; the next publishing of `NAME` removes it, once the process that made it is
-    gone (a lock on it tells; where directories have no locks, it stays).
-    Where the file system knows no exchange, two renames take its place. Between them there is no `NAME`, and the old
+What a killed process leaves
+    The directory `NAME`, old or new, and perhaps a sibling `.NAME.<pid>-<random>.partial` with half of the new one or
+    the rest of the old one. It is not needed; the next publishing of `NAME` removes it once the process that made it
+    has ended (a lock on it shows that; where directories have no locks, it stays).
+    Where the file system has no exchange, two renames replace it. Between them there is no `NAME`, and the old
     checkpoint is whole at `.NAME.<pid>-<random>.previous`: the next publishing of `NAME` puts it back first, and so
     does `mv`.
 
 Publishers at one time
-    Each has a stage of its own; the last to exchange wins, with its files all its own. On a network file system two
-    machines do not see each other's locks: one may take the other's stage for abandoned, and the other then fails
-    with an error, its old checkpoint whole.
+    Each has its own stage; the last to exchange wins, and no files are mixed. On a network file system two machines
+    do not see each other's locks: one may remove the other's stage as abandoned, and the other then fails with an
+    error that leaves the old checkpoint whole.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ __all__ = ["publishing"]
 
 _PARTIAL = ".partial"
 _RACES = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY})
-"""Another publisher came or went between a look and a rename."""
+"""Error numbers that mean that another publisher changed a name between a check and a rename."""
 _ATTEMPTS = 100
 PATIENCE = 1.0
-"""Seconds to wait for another publisher's second rename; then the name is taken, and the old one stays where it is."""
+"""Seconds to wait for another publisher's second rename. After that this one takes the name; the old one stays."""
 
 
 @contextmanager
 def publishing(directory: Path, replaces: Callable[[str], bool]) -> Iterator[Path]:
-    """Fill the stage that this yields; on leaving, `directory` holds those files, in one atomic change.
+    """Yield an empty stage directory to fill; on leaving, its files replace those of `directory` in one atomic change.
 
-    Kept of the old directory: every file that the new one does not bring, unless `replaces(name)` says that a file of
-    this name belongs to what is replaced (a shard, an index); every subdirectory, of which `replaces` is not asked;
-    links as links; owner, mode and extended attributes. A file that came by a hard or symbolic link is replaced, and
-    what it leads to is not written to. The old files and the new ones stand side by side until the exchange: there
-    must be room for both.
+    These stay from the old directory: every file without a new one of that name, unless `replaces(name)` says that it
+    belongs to the replaced model (a shard, an index); every subdirectory, without asking `replaces`; links, as links;
+    owner, mode and extended attributes. A hard or symbolic link under the name of a new file is replaced, and its
+    target is not written to. The old files and the new ones exist side by side until the exchange: there must be room
+    for both.
 
-    Directories that are somebody's place
-        A symbolic link to a directory stays, and the directory that it leads to is replaced. A process that stands in
-        the directory is taken along when it is this one; another (a shell) stays in the old, emptied one until it
-        changes into the directory anew. A mount point cannot be exchanged and is refused.
+    Links, working directories and mount points
+        A symbolic link to a directory stays, and the directory that it leads to is replaced. If the directory is the
+        working directory of this process, it stays so after the exchange; another process (a shell) stays in the old,
+        emptied one until it changes into the directory again. A mount point cannot be exchanged and is refused.
 
     Arguments:
-        directory: the checkpoint, there or not; missing parents are made.
-        replaces: whether an old file of this name goes, asked for names that the new directory does not bring.
+        directory: the checkpoint, which need not exist; missing parents are made.
+        replaces: whether to drop an old file of this name; called for names that the new directory lacks.
 
     Raises:
         CheckpointError: not a directory, a mount point, no permission to write there or beside it, or no space. The
-            old directory is as it was, and the stage is gone; so it is when anything else is raised inside.
+            old directory is unchanged and the stage is removed; the same holds for any other exception inside.
 
     Example:
         >>> import tempfile
@@ -88,7 +88,7 @@ def publishing(directory: Path, replaces: Callable[[str], bool]) -> Iterator[Pat
     """
     place = Path(os.path.realpath(directory))
     with ExitStack() as undo:
-        with _told(place):
+        with _system_errors(place):
             _refuse_what_cannot_be_replaced(place)
             parents = _make_parents(place, undo)
             _clear(place)
@@ -99,15 +99,15 @@ def publishing(directory: Path, replaces: Callable[[str], bool]) -> Iterator[Pat
             if error.errno in DISK_FULL:
                 raise cannot_write(place, error) from error
             raise
-        with _told(place):
+        with _system_errors(place):
             _publish(stage, place, replaces, undo)
             for parent in parents:
                 synchronise(parent.parent)
 
 
 @contextmanager
-def _told(place: Path) -> Iterator[None]:
-    """The system's errors, as what a person can act on."""
+def _system_errors(place: Path) -> Iterator[None]:
+    """Turn the system's errors into a `CheckpointError` with a way out."""
     try:
         yield
     except OSError as error:
@@ -120,7 +120,7 @@ def _refuse_what_cannot_be_replaced(place: Path) -> None:
     except FileNotFoundError:
         return
     except NotADirectoryError as error:
-        if not os.path.lexists(place):  # it is one of the parents
+        if not os.path.lexists(place):  # one of the parents is a file
             raise
         raise CheckpointError(
             f"{place}: is not a directory, expected one or nothing", help="give another name, or move the file away"
@@ -135,7 +135,7 @@ def _refuse_what_cannot_be_replaced(place: Path) -> None:
 
 
 def _make_parents(place: Path, undo: ExitStack) -> list[Path]:
-    """Those that were missing, the innermost first; left empty, they go again."""
+    """Make the missing parents and return them, innermost first; `undo` removes those that stay empty."""
     missing = [parent for parent in place.parents if not parent.exists()]
     for parent in missing[::-1]:
         undo.callback(_remove_if_empty, parent)
@@ -148,23 +148,23 @@ def _remove_if_empty(directory: Path) -> None:
         directory.rmdir()
 
 
-# --- the stage, and whose it is -------------------------------------------------------------------------------------
+# --- the stage and its lock -------------------------------------------------------------------------------------
 
 
 def _stage(place: Path, undo: ExitStack) -> Path:
-    """A new directory beside `place`, locked as long as somebody needs it.
+    """Make a new directory beside `place`, locked while this process needs it.
 
-    Whatever has its name in the end is removed: half of a new checkpoint, or the old one.
+    The directory that has this name in the end is removed: half of a new checkpoint, or the old one.
     """
     while True:
         stage = _beside(place)
         stage.mkdir()
         undo.callback(_remove, stage)
-        with suppress(FileNotFoundError, BlockingIOError):  # taken for abandoned before it was locked
+        with suppress(FileNotFoundError, BlockingIOError):  # another publisher removed it before it was locked
             undo.callback(os.close, held := _lock(stage))
             if os.path.samestat(os.fstat(held), stage.stat()):
                 break
-    with suppress(FileNotFoundError):  # from now on as private as what it will replace
+    with suppress(FileNotFoundError):  # as private as the directory that it will replace
         status = place.stat()
         copy_attributes(status, place, stage)
         stage.chmod(status.st_mode & 0o7777 | 0o700)
@@ -172,19 +172,19 @@ def _stage(place: Path, undo: ExitStack) -> Path:
 
 
 def _beside(place: Path) -> Path:
-    """A name that nobody has, and that tells whoever comes later what it was."""
+    """An unused name beside `place`, by which later publishers recognise it as a stage."""
     return place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}{_PARTIAL}")
 
 
 def _lock(directory: Path, *, alone: bool = False) -> int:
-    """A descriptor that holds a lock, shared by all who need the directory, or `alone`, by one who will remove it.
+    """Lock a directory and return the descriptor: shared by all that need it, or `alone` by the one that removes it.
 
-    The lock goes with the process, however it ends. A file system without locks leaves a shared one out.
+    The lock ends with the process, however that ends. On a file system without locks, a shared one is omitted.
 
     Raises:
-        BlockingIOError: who holds it does not share it.
+        BlockingIOError: another process holds a lock that excludes this one.
     """
-    import fcntl  # not on Windows, where no more of this file works than its import
+    import fcntl  # missing on Windows, where this module can be imported but not used
 
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -197,26 +197,26 @@ def _lock(directory: Path, *, alone: bool = False) -> int:
 
 
 def _clear(place: Path) -> None:
-    """What publishers of `place` that were killed have left: put back if it is all there is, else removed."""
+    """Put back or remove what killed publishers left: an old checkpoint goes back if `place` is missing."""
     left = re.compile(rf"\.{re.escape(place.name)}\.\d+-[0-9a-f]{{8}}\.(previous|partial)")
     for sibling in sorted(place.parent.iterdir(), reverse=True):
         if not left.fullmatch(sibling.name):
             continue
-        with suppress(OSError):  # it is needed, or nobody can tell
+        with suppress(OSError):  # in use, or the lock cannot show whether it is
             descriptor = _lock(sibling, alone=True)
             try:
                 if sibling.suffix == PREVIOUS and not os.path.lexists(place):
                     sibling.rename(place)
                 else:
-                    # By another name: were it needed on another machine, which shares no locks with this one, then its
-                    # publisher must find it missing, and never put half of it in place.
+                    # Renamed first: if a publisher on another machine, which shares no locks with this one, still needs
+                    # it, it must find it missing, and never put half of it in place.
                     _remove(sibling.rename(_beside(place)))
             finally:
                 os.close(descriptor)
 
 
 def _remove(directory: Path) -> None:
-    """As far as it goes: what cannot be removed now is left for the next to publish."""
+    """Remove a directory as far as possible; the next publisher removes the rest."""
     with suppress(OSError):
         for root, _, _ in os.walk(directory):
             if not os.access(root, os.W_OK | os.X_OK):
@@ -229,7 +229,7 @@ def _remove(directory: Path) -> None:
 
 def _publish(stage: Path, place: Path, replaces: Callable[[str], bool], undo: ExitStack) -> None:
     brought = [Path(root, name) for root, _, names in os.walk(stage) for name in names]
-    for path in brought:  # what is carried over is as safe as it was
+    for path in brought:  # files that are carried over are on disk already
         if path.is_file() and not path.is_symlink():
             synchronise(path)
     here = _working_directory()
@@ -241,7 +241,7 @@ def _publish(stage: Path, place: Path, replaces: Callable[[str], bool], undo: Ex
                 carry_over(place, stage, replaces)
                 copy_attributes(place.stat(), place, stage)
             elif attempts_left and _between_renames(place):
-                _clear(place)  # puts it back, if its publisher was killed there
+                _clear(place)  # puts it back if its publisher was killed there
                 time.sleep(PATIENCE / _ATTEMPTS)
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
             for root, _, _ in os.walk(stage):
@@ -252,7 +252,7 @@ def _publish(stage: Path, place: Path, replaces: Callable[[str], bool], undo: Ex
             if error.errno not in _RACES or not attempts_left:
                 raise
     try:
-        with suppress(FileNotFoundError):  # from the old one: whatever came to it since we looked
+        with suppress(FileNotFoundError):  # files that were added to the old directory meanwhile
             carry_over(stage, place, replaces)
         synchronise(place.parent)
     except OSError:
@@ -263,11 +263,11 @@ def _publish(stage: Path, place: Path, replaces: Callable[[str], bool], undo: Ex
         raise
     if here and here.is_relative_to(place):
         with suppress(OSError):
-            os.chdir(here)  # else we stand in the old directory, which is about to go
+            os.chdir(here)  # the old directory is about to be removed
 
 
 def _between_renames(place: Path) -> bool:
-    """Whether the checkpoint has given up its name to another publisher's, who is about to take it."""
+    """Whether another publisher is between its two renames, so that `place` is missing for a moment."""
     siblings = (path for path in place.parent.iterdir() if path.name.startswith(f".{place.name}."))
     return any(path.suffix == PREVIOUS for path in siblings)
 

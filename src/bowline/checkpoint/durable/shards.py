@@ -1,4 +1,4 @@
-"""Tensors as the files of a model: one `model.safetensors`, or numbered shards and their index."""
+"""Writes tensors as the files of a model: one `model.safetensors`, or numbered shards and their index."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def parse_size(size: str | int) -> int:
-    """Bytes, from a number of them or from a text such as `"5GB"`; KB, MB, GB and TB are powers of 1000.
+    """A size in bytes, from a number or from a text such as `"5GB"`; KB, MB, GB and TB are powers of 1000.
 
     Raises:
-        UsageError: no such unit, not a number, or less than one byte.
+        UsageError: an unknown unit, not a number, or less than one byte.
 
     Example:
         >>> parse_size("5GB"), parse_size("0.5 mb"), parse_size(1024)
@@ -49,9 +49,9 @@ def parse_size(size: str | int) -> int:
 
 
 def split(sizes: Mapping[str, int], max_shard_size: int) -> list[list[str]]:
-    """Names by shard, as huggingface_hub splits a state dict: in the order given, none moved to fill a gap.
+    """Distribute names over shards as huggingface_hub does: in the given order, without moving any to fill a gap.
 
-    A tensor larger than the limit has a shard of its own, and the shard that was being filled goes on behind it.
+    A tensor larger than the limit gets its own shard, and the current shard goes on filling after it.
 
     Example:
         >>> split({"a": 6, "b": 6, "c": 2, "d": 11, "e": 2}, 10)
@@ -82,23 +82,23 @@ def write_shards(
     """Write `model.safetensors`, or `model-00001-of-0000N.safetensors` ... and `model.safetensors.index.json`.
 
     The names, the split and the index are those of `save_pretrained` for the same tensors in the same order, and the
-    bytes of each file are those of safetensors' own writer. Memory holds the header and one tensor that `Payload.data`
-    made, never a copy of one that it lent. Each file is synchronised before this returns; the directory is not (the
+    bytes of each file are those of safetensors' own writer. Memory holds the header and one buffer from `Payload.data`;
+    a buffer that shares memory is not copied. Each file is synchronised before this returns; the directory is not (the
     stage of `publishing` is, as a whole).
 
     Arguments:
-        directory: where none of these files stands yet: nothing is overwritten, or written through a link.
-        payloads: the tensors, no two of one name; none at all give one file without tensors.
+        directory: a directory without any of these files: nothing is overwritten, or written through a link.
+        payloads: the tensors, each with its own name; without any, one file without tensors is written.
         max_shard_size: bytes, or a text for `parse_size`. Only tensors' bytes count.
-        metadata: texts for each file's header; `{"format": "pt"}`, which transformers asks for, when left out.
+        metadata: texts for each file's header; by default `{"format": "pt"}`, which transformers requires.
 
     Returns:
         The names of the files, the index last.
 
     Raises:
-        UsageError: two tensors have one name, a size means nothing, or a tensor's bytes are not as announced.
-        CheckpointError: a file is there already, or the system refuses (no space, no permission). The files that this
-            call had written are gone again.
+        UsageError: two tensors have one name, a size is invalid, or a tensor's bytes do not match its dtype and shape.
+        CheckpointError: a file exists already, or the system refuses (no space, no permission). The files that this
+            call had written are removed.
 
     Example:
         >>> import tempfile

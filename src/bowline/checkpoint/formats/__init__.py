@@ -1,1 +1,1 @@
-"""What a checkpoint's bytes mean: safetensors, PyTorch's pickles (never executed), strict JSON, dtypes."""
+"""The file formats of checkpoints: safetensors, PyTorch's pickles (never executed), strict JSON, and dtypes."""

@@ -1,4 +1,4 @@
-"""What the bytes of each safetensors dtype mean, exactly."""
+"""Decodes the bytes of every safetensors dtype exactly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BITS: Final[Mapping[str, int]] = {
     "I64": 64,
     "U64": 64,
 }
-"""Every dtype of safetensors 0.8 and the bits of one element, narrow before wide as safetensors orders them."""
+"""Every dtype of safetensors 0.8 and the bits of one element, from narrow to wide as safetensors orders them."""
 
 _NUMPY: Final[Mapping[str, str]] = {
     "U8": "u1",
@@ -58,8 +58,8 @@ _NUMPY: Final[Mapping[str, str]] = {
 }
 
 _Specials = Literal["ieee", "fn", "fnuz", "none"]
-"""Which codes are no numbers: `ieee` has infinities and NaNs in the top exponent; `fn` has one NaN for each sign, all
-ones; `fnuz` has one NaN in all, where the negative zero would be; `none` has neither."""
+"""The codes that are not finite numbers: `ieee` has infinities and NaNs in the top exponent; `fn` has one NaN for each
+sign, all ones; `fnuz` has a single NaN, in place of the negative zero; `none` has neither."""
 
 _SMALL_FLOATS: Final[Mapping[str, tuple[int, int, int, _Specials]]] = {
     # name: exponent bits, mantissa bits, bias, specials
@@ -72,11 +72,11 @@ _SMALL_FLOATS: Final[Mapping[str, tuple[int, int, int, _Specials]]] = {
 
 
 def decode(raw: bytes | bytearray | memoryview | NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """The tensor that `raw` holds, row-major: every element exactly the value that its bits stand for.
+    """The tensor that `raw` holds in row-major order; every element is exactly the value of its bits.
 
-    A dtype that numpy has comes back as it is, as a view of `raw` where the machine's byte order allows. `BF16`, `F4`
-    and the kinds of `F8` come back as float32, which holds each of their values; `BOOL` is true for any byte but zero.
-    Of two `F4` elements in a byte the earlier is in the low four bits.
+    A dtype that numpy has keeps its type, as a view of `raw` if the machine's byte order allows. `BF16`, `F4` and the
+    kinds of `F8` become float32, which holds each of their values; `BOOL` is true for any byte but zero. A byte holds
+    two `F4` elements, the earlier one in the low four bits.
 
     Arguments:
         raw: the tensor's bytes, or a uint8 array of them.
@@ -140,7 +140,7 @@ def decode(raw: bytes | bytearray | memoryview | NDArray[np.uint8], dtype: str, 
 
 @cache
 def _values(dtype: str) -> NDArray[np.float32]:
-    """The float32 of every code of a float of at most 8 bits, by its definition."""
+    """The float32 value of every code of a float dtype of at most 8 bits, by its definition."""
     import numpy as np
 
     if dtype == "F8_E8M0":  # a bare exponent: no sign, no zero

@@ -1,4 +1,4 @@
-"""Setting flags in a JSON text without touching anything else in it: not a space, not a number's spelling."""
+"""Sets flags in a JSON text and changes nothing else, not even a space or the spelling of a number."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SPACE = " \t\n\r"
 
 
 def set_flags(text: str, flags: Mapping[str, bool]) -> str:
-    """The same text with each dotted key set to its value; a key that is absent is put first in its object.
+    """The text with each dotted key set to its value; an absent key becomes the first of its object.
 
-    Raises `ConfigError` when an object on the way does not exist.
+    Raises `ConfigError` when an object on the path does not exist.
 
     Example:
         >>> set_flags('{"a": 1e-5, "b": {"tie": false}}', {"b.tie": True})
@@ -32,7 +32,7 @@ def set_flags(text: str, flags: Mapping[str, bool]) -> str:
             nested.setdefault(tuple(outer[:depth]), {})[key] = None
 
     def edits(start: int, place: tuple[str, ...]) -> Iterator[tuple[int, int, str]]:
-        """What takes the place of which span, in the object at `start`: one pass, however many flags there are."""
+        """Yield the replacements in the object at `start`, found in one pass for all flags."""
         if start >= len(text) or text[start] != "{":
             raise ConfigError(f"config.json: {'.'.join(place) or 'the file'} is not an object")
         spans = dict(_members(text, start))
@@ -59,7 +59,7 @@ def set_flags(text: str, flags: Mapping[str, bool]) -> str:
 
 
 def _members(text: str, start: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Each key of the object at `start`, with the span of its value."""
+    """Yield each key of the object at `start` with the span of its value."""
     at = _skip(text, start + 1)
     while text[at] != "}":
         key, at = scanstring(text, at + 1, True)
@@ -72,7 +72,7 @@ def _members(text: str, start: int) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _insertion(text: str, start: int, members: list[str], *, empty: bool) -> tuple[int, int, str]:
-    """The new members first in the object at `start`, spaced as its own are."""
+    """The edit that puts new members first in the object at `start`, with the spacing of its own members."""
     after = start + 1
     if empty:
         return after, after, ", ".join(members)

@@ -1,4 +1,4 @@
-"""Writing numpy arrays as safetensors: the file that the format's own writer gives, byte for byte, without torch."""
+"""Writes numpy arrays as safetensors without torch, byte for byte as the safetensors library does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NUMPY_DTYPES = {
 
 
 class Bits:
-    """Stored bit patterns of a dtype that numpy lacks: `Bits("BF16", patterns)`, patterns unsigned and as wide."""
+    """Bit patterns of a dtype that numpy lacks: `Bits("BF16", patterns)`, with unsigned integers of the same width."""
 
     def __init__(self, dtype: str, patterns: npt.NDArray[Any]) -> None:
         if dtype not in BITS or BITS[dtype] != patterns.dtype.itemsize * 8:
@@ -47,7 +47,7 @@ class Bits:
 def save_safetensors(
     path: Path, tensors: Mapping[str, npt.NDArray[Any] | Bits], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a file of arrays, any of them strided or big-endian; see `write_payloads`."""
+    """Write a safetensors file of arrays, which may be strided or big-endian; see `write_payloads`."""
     payloads = [_payload(name, tensor) for name, tensor in tensors.items()]
     with path.open("wb") as file:
         write_payloads(file, payloads, metadata)

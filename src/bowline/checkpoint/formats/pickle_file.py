@@ -1,7 +1,7 @@
-"""`pytorch_model.bin`: which tensors it has and where their bytes lie, without torch and without running anything.
+"""Finds the tensors of a `pytorch_model.bin` and the places of their bytes, without torch or executing the pickle.
 
-`torchzip` reads the archive, `pickle_machine` the pickle in it, by the names that `pickle_names` allows; here, what
-the pickle claims of each tensor is held against the bytes that are there.
+`torch_archive` reads the archive, and `pickle_machine` the pickle in it, with the names that `pickle_names` allows.
+This module checks the pickle's claims about each tensor against the stored bytes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FETCH_AGAIN: Final = "fetch the file again, or write it anew with torch.save"
 class PickledFile:
     """The tensors of one `pytorch_model.bin`, in its own order, and what else was in it.
 
-    Names that share a storage in the file have the same extent: `StoredTensor.same_storage` says so. `notes` has a line
-    for each entry that was left out since it is no tensor (for the first hundred), ready to print. `under` is the key,
-    as ready, of the dictionary that has the tensors, where that is not the one that was saved.
+    Names that share a storage in the file have the same extent: `StoredTensor.same_storage` says so. `notes` has a
+    printable line for each of the first hundred entries that were left out because they are not tensors. `under` is
+    the key, also printable, of the nested dictionary that has the tensors, if the saved one has none.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -44,16 +44,16 @@ class PickledFile:
 
 
 def read_pickle(source: ByteSource) -> PickledFile:
-    """Every tensor that `torch.save` put into `source`: name, dtype, shape, strides and extent. Nothing is executed.
+    """Read name, dtype, shape, strides and extent of every tensor that `torch.save` put into `source`.
 
     The tensors are the entries of the dictionary that was saved or, if it has none, of the one dictionary in it that
-    does (`{"state_dict": {...}}`). Read are the archive's directory, `data.pkl`, and the header in front of each
-    storage; no tensor's data.
+    does (`{"state_dict": {...}}`). Nothing is executed. Only the archive's directory, `data.pkl` and the header in
+    front of each storage are read, not the data of a tensor.
 
     Raises:
         UnsafePickleError: the pickle asks for anything but the rebuilding of tensors; the message names it.
         FormatError: the file is not an archive of `torch.save`, or is malformed, or larger than the limits here, or
-            its tensors have no place in a `StoredTensor` (quantized, sparse, complex128, a lazy conjugate).
+            its tensors do not fit a `StoredTensor` (quantized, sparse, complex128, a lazy conjugate).
 
     Example:
         >>> import io, pickle, zipfile
@@ -82,7 +82,7 @@ def read_pickle(source: ByteSource) -> PickledFile:
 
 
 def _state_dict(saved: object, where: str) -> tuple[dict[str, TensorClaim], list[str], str | None]:
-    """The tensors by name, from the top or from the one dictionary below that has any, notes on the rest, its key."""
+    """The tensors by name, notes on the entries that are left out, and the key if the dictionary is a nested one."""
     if not isinstance(saved, dict):
         raise _wrong(where, f"{kind_of(saved)} was saved, expected a dictionary of tensors", CONVERT)
     under: str | None = None
@@ -127,13 +127,13 @@ def _checked_name(name: object, where: str) -> str:
         )
     try:
         name.encode()
-    except UnicodeEncodeError:  # pickles may hold lone surrogates, which nobody can print or write to JSON
+    except UnicodeEncodeError:  # a pickle may hold lone surrogates, which cannot be printed
         raise _wrong(where, f"a tensor is called {shown(name)}, expected Unicode text", _FETCH_AGAIN) from None
     return name
 
 
 def _storage_start(archive: TorchArchive, storage: Storage, where: str) -> int:
-    """Where the storage begins in the file, once its entry has exactly the bytes that the pickle gives it."""
+    """The position of the storage in the file; raises `FormatError` if its size differs from the pickle's claim."""
     entry = archive.find(f"data/{storage.key}")
     if entry is None:
         raise _wrong(where, f"storage {storage.key} is missing, expected an entry data/{storage.key}", _FETCH_AGAIN)
@@ -148,7 +148,7 @@ def _storage_start(archive: TorchArchive, storage: Storage, where: str) -> int:
 
 
 def _stored_tensor(name: str, claim: TensorClaim, storage_start: int, source: ByteSource) -> StoredTensor:
-    """The extent that the view covers, once it is known to lie within its storage."""
+    """The extent that the view covers; raises `FormatError` if that is not within its storage."""
     where = f"{source.name}: tensor {shown(name)}"
     dtype, itemsize = claim.dtype.dtype, claim.dtype.itemsize
     if dtype is None:
@@ -184,7 +184,7 @@ def _stored_tensor(name: str, claim: TensorClaim, storage_start: int, source: By
 
 
 def _gap_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The strides, or None when they are those of the row-major layout: where they matter, on axes longer than 1."""
+    """The strides, or `None` for the row-major layout; the strides of axes of length 1 do not matter."""
     row_major: list[int] = []
     step = 1
     for extent in reversed(shape):

@@ -1,4 +1,4 @@
-"""Reads the pickle in `pytorch_model.bin` without executing it: a machine that has nothing to execute.
+"""Reads the pickle in `pytorch_model.bin` without executing it.
 
 A pickle is a program: for `pickle.Unpickler`, even one with a strict `find_class`, opcodes call constructors, set
 attributes and ask objects for their `__setstate__`, and every release of Python decides anew what that can reach. So
@@ -52,11 +52,11 @@ _LONGEST_LINE = 1024
 _FRAME_BYTES = 9  # the opcode and its length
 _MOST_AXES = 64  # as many as torch has
 _TOO_LARGE = 1 << 63  # torch counts elements and bytes in an int64
-_LARGEST_NUMBER = 1 << 128  # a seed or a step has at most 64 bits; more is there to be slow
+_LARGEST_NUMBER = 1 << 128  # a seed or a step has at most 64 bits
 
 
 def run_pickle(data: bytes, where: str) -> object:
-    r"""The value that `data.pkl` describes, with `TensorClaim` for each tensor; `where` begins every message.
+    r"""The value that `data.pkl` describes, with a `TensorClaim` for each tensor; `where` begins every message.
 
     Dictionaries, lists, tuples, text, bytes, numbers and None are themselves; an OrderedDict is a dictionary; a
     tensor, a storage and a dtype are records of what the file says of them. The value may contain itself.
@@ -76,10 +76,10 @@ def run_pickle(data: bytes, where: str) -> object:
 
 
 class _PlainLines(io.BytesIO):
-    """What the disassembler reads from, with the lines of text opcodes as torch has them: short and without escapes.
+    """The disassembler's input, which allows only short lines without escapes in text opcodes, as torch writes them.
 
-    A long line may be a number, whose reading takes the square of its length. A backslash the disassembler resolves
-    where an unpickler does not, so that `S\\x69ze` would be `Size` to us and not to torch.
+    A long line may be a number, and reading it takes time quadratic in its length. The disassembler resolves a
+    backslash where an unpickler does not, so that `S\\x69ze` would be `Size` to us and not to torch.
     """
 
     def readline(self, size: int | None = -1, /) -> bytes:
@@ -100,7 +100,7 @@ class _Machine:
         self._storages: dict[str, Storage] = {}
 
     def run(self, data: bytes) -> object:
-        """The one value that the pickle leaves."""
+        """Run the pickle and return the one value that it leaves on the stack."""
         operations = pickletools.genops(_PlainLines(data))
         for count in range(MOST_OPCODES):
             try:
@@ -276,7 +276,7 @@ class _Machine:
                 )
 
     def _call(self, function: object, arguments: object) -> object:
-        """What stands for `function(*arguments)`, for the seven functions that there are."""
+        """The record or value that represents `function(*arguments)`, for the seven allowed functions."""
         if not isinstance(function, Name) or function.role != "call":
             raise self._unsafe(f"to call {kind_of(function)}")
         if not isinstance(arguments, tuple):
@@ -318,7 +318,7 @@ class _Machine:
         return TensorClaim(storage, dtype, offset, shape, strides)
 
     def _refuse_lazy(self, metadata: list[object]) -> None:
-        """torch's own flags for values that are not what the bytes say: conjugated or negated when they are read."""
+        """Raise `FormatError` for torch's lazy flags, by which values are conjugated or negated when they are read."""
         flags = metadata[0] if metadata else None
         if flags is None:
             return
@@ -347,7 +347,7 @@ class _Machine:
 
 
 def _is_size(value: object) -> bool:
-    return type(value) is int and 0 <= value < _TOO_LARGE  # no bool
+    return type(value) is int and 0 <= value < _TOO_LARGE  # and not a bool
 
 
 def _are_sizes(values: tuple[object, ...]) -> bool:

@@ -1,7 +1,7 @@
-"""What the pickle in `pytorch_model.bin` may ask for, and the records that stand for it.
+"""The names that the pickle in `pytorch_model.bin` may use, and the records that represent them.
 
-The allowlist is `NAMES`. Nothing here is looked up in torch, or in any module: a name stands for the thing that it
-names, and only `pickle_machine` gives it a meaning.
+The allowlist is `NAMES`. No name is looked up in torch or in any other module; only `pickle_machine` gives it a
+meaning.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _Role = Literal["call", "storage", "dtype"]
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name that a pickle may ask for. It stands for the thing; it is not the thing.
+    """A name that a pickle may use: a record in place of the class or function itself.
 
-    Of a storage class or a dtype, `dtype` is safetensors' name for the elements (`None` where it has none) and
-    `itemsize` their bytes.
+    For a storage class or a dtype, `dtype` is safetensors' name of the elements (`None` if it has none) and `itemsize`
+    is their size in bytes.
     """
 
     path: str
@@ -34,7 +34,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The bytes of one or more tensors, as the file claims them: the entry `data/key`, `numel` elements of a class."""
+    """The storage of one or more tensors as the file claims it: the entry `data/key`, `numel` elements of a class."""
 
     key: str
     type: Name
@@ -42,7 +42,7 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the entry must have."""
+        """The number of bytes that the entry must have."""
         return self.numel * self.type.itemsize
 
 
@@ -58,7 +58,7 @@ class TensorClaim:
 
 
 class Attributed(dict[object, object]):
-    """What stands for an OrderedDict: of all dictionaries, the one that may have attributes (to be dropped)."""
+    """Represents an OrderedDict, the only dictionary that may have attributes (which are dropped)."""
 
     __slots__ = ()
 
@@ -138,7 +138,7 @@ OTHER_TENSORS: Final[Mapping[str, str]] = {
 
 
 def kind_of(value: object) -> str:
-    """What a value is, in a few words: never its content, which may be endless."""
+    """The kind of a value in a few words, without its content, which may be of any size."""
     match value:
         case Name():
             return repr(value.path)

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read strictly: what two readers could take two ways is refused."""
+"""Reads the header of a safetensors file strictly: it refuses whatever two readers could understand differently."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WRITE_ANEW = "safetensors may load this file, but another reader may see anothe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeaderWarning:
-    """What a reader must accept and a person should know: one for each kind, with every tensor that it is about.
+    """A fault that a reader must accept but a person should know; one for each kind, with all its tensors.
 
     - `misaligned`: the first byte is not at a multiple of the element's size, so the tensor cannot be mapped as it is.
     - `empty-name`: a tensor's name is the empty string.
@@ -45,10 +45,10 @@ class HeaderWarning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Everything that a safetensors file says before its data.
+    """The content of a safetensors header.
 
-    `tensors` is in the order of their bytes, each `offset` absolute; the extents tile the file from `data_start` to
-    `size` without a hole or an overlap. `metadata` is empty where the file has none.
+    `tensors` are in the order of their bytes, with absolute offsets; the extents fill the file from `data_start` to
+    `size` without a gap or an overlap. `metadata` is empty if the file has none.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -59,15 +59,15 @@ class Header:
 
 
 def read_header(source: ByteSource) -> Header:
-    """The header of the safetensors file `source`: 8 bytes and the header's own are read, whatever the data's size.
+    """Read the header of the safetensors file `source`: 8 bytes and the header itself, and no data.
 
-    Accepts what safetensors 0.8 accepts, with the same meaning, but refuses what it lets pass and others read
-    differently: duplicate names and metadata keys, a header that does not begin with `{`, tensor information that is
-    not an object of exactly `dtype`, `shape` and `data_offsets`, a dtype that is not a string, and a tensor without
-    elements whose other axes overflow.
+    Accepts the files that safetensors 0.8 accepts, with the same meaning, except those that other readers understand
+    differently. It refuses duplicate names and metadata keys, a header that does not begin with `{`, tensor
+    information that is not an object of exactly `dtype`, `shape` and `data_offsets`, a dtype that is not a string, and
+    a tensor without elements whose other axes overflow.
 
     Raises:
-        FormatError: the file is not a safetensors file that every reader reads alike.
+        FormatError: the file is not safetensors, or readers could understand it differently.
         CheckpointError: it cannot be read.
 
     Example:
@@ -80,7 +80,7 @@ def read_header(source: ByteSource) -> Header:
     text = _header_text(source)
     data_start = _LENGTH_BYTES + len(text)
     entries = loads(text, f"{source.name}: the header", help=_FETCH_AGAIN)
-    if not isinstance(entries, dict):  # it began with "{", so it is one; this tells the type checker
+    if not isinstance(entries, dict):  # always true, since it begins with "{"; for the type checker
         _refuse(source, f"the header is {shown(entries)}, expected an object")
     metadata = _metadata(source, entries.pop("__metadata__", None))
     tensors = [_tensor(source, data_start, name, info) for name, info in entries.items()]
@@ -113,7 +113,7 @@ def _header_text(source: ByteSource) -> bytes:
 
 
 def _metadata(source: ByteSource, value: object) -> dict[str, str]:
-    if value is None:  # absent, or null, which safetensors takes for absent
+    if value is None:  # absent, or null, which safetensors treats as absent
         return {}
     if not isinstance(value, dict):
         _refuse(source, f"__metadata__ is {shown(value)}, expected an object of strings")
@@ -124,7 +124,7 @@ def _metadata(source: ByteSource, value: object) -> dict[str, str]:
 
 
 def _tensor(source: ByteSource, data_start: int, name: str, info: object) -> StoredTensor:
-    """One entry of the header by itself: its fields, its numbers, and that its extent is as long as its shape says."""
+    """Check one entry of the header: its fields, its numbers, and that its extent has the length of its shape."""
     if type(info) is not dict:
         remedy = _WRITE_ANEW if isinstance(info, list) else _FETCH_AGAIN
         _refuse_tensor(source, name, f"is {shown(info)}, expected an object", remedy)
@@ -145,7 +145,7 @@ def _tensor(source: ByteSource, data_start: int, name: str, info: object) -> Sto
 
     if type(shape) is not list:
         _refuse_tensor(source, name, f"has the shape {shown(shape)}, expected an array of sizes")
-    span = bits  # the bits if no axis were empty: safetensors overflows or not by where the zero stands
+    span = bits  # without the empty axes: whether safetensors overflows depends on the place of the zero
     empty = False
     for size in shape:
         if type(size) is not int or size < 0:

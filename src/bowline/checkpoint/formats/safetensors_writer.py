@@ -1,4 +1,4 @@
-"""The bytes of a safetensors file, written as they come: no tensor is copied, and one at a time is held."""
+"""Writes safetensors files one tensor at a time, without copying a tensor."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Payload", "write_payloads"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """A tensor to be written: what the header says of it, and its bytes when its turn comes.
+    """A tensor to write: its entry in the header, and a function that gives its bytes.
 
     Arguments:
         name: the tensor's name in the file.
         dtype: safetensors' name, a key of `bowline.checkpoint.formats.dtypes.BITS`.
         shape: the elements along each axis.
-        data: called once, when the bytes are due; returns any C-contiguous buffer (`bytes`, `memoryview`, a numpy
-            array) of them, row-major and little-endian. It is let go before the next tensor is asked for its own:
-            `data` may copy from an accelerator, and memory holds one such copy at a time.
+        data: called once, when the bytes are needed; returns any C-contiguous buffer (`bytes`, `memoryview`, a numpy
+            array) of them, row-major and little-endian. The buffer is released before the next tensor's `data` is
+            called: `data` may copy from an accelerator, and memory holds one such copy at a time.
 
     Raises:
         UsageError: the dtype is unknown, a size is negative, or the elements do not fill whole bytes.
@@ -53,7 +53,7 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Its size in the file."""
+        """The size of the tensor in the file, in bytes."""
         return prod(self.shape) * BITS[self.dtype] // 8
 
 
@@ -61,8 +61,8 @@ def write_payloads(file: BinaryIO, payloads: Iterable[Payload], metadata: Mappin
     """Write a whole safetensors file: widest dtype first, then by name; the header padded with spaces to 8 bytes.
 
     Raises:
-        UsageError: two tensors have one name, or one has the header's own, `__metadata__`; or the bytes that came are
-            strided, or not as many as dtype and shape say (the file is then half written).
+        UsageError: two tensors have one name, or one is called `__metadata__`; or the bytes from `data` are strided,
+            or their number does not match dtype and shape (the file is then half written).
 
     Example:
         >>> import io

@@ -1,4 +1,4 @@
-"""JSON without the leniency: whatever two readers could take two ways is refused."""
+"""Reads JSON strictly: it refuses whatever two readers could understand differently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bowline.errors import FormatError
 __all__ = ["DEEPEST", "loads", "shown"]
 
 DEEPEST = 127
-"""Levels of arrays and objects within each other that are still read: as many as safetensors' own parser reads."""
+"""The deepest nesting of arrays and objects that is read: that of safetensors' own parser."""
 
 _MOST_DIGITS = 640  # no setting of sys.set_int_max_str_digits makes int() refuse so few
 _LONG_DIGITS = b"0" * (_MOST_DIGITS + 1)
@@ -25,9 +25,9 @@ _DEPTH_STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def shown(value: object) -> str:
-    """A value out of a file, fit for a one-line message: control characters escaped, never more than a clip.
+    """A value from a file as text for a one-line message: control characters escaped, long texts cut.
 
-    Containers are named by kind and length, so that a hostile file cannot make the message itself expensive.
+    Containers are described by kind and length, so that a hostile file cannot make the message itself expensive.
 
     Example:
         >>> shown("a\\nb"), shown(None), shown([1, 2]), len(shown("x" * 10**6))
@@ -57,11 +57,11 @@ def loads(
     allow_nonfinite: bool = False,
     help: str = "fetch the file again, or write it anew with the tool that made it",
 ) -> object:
-    """The one value that `data` stands for, if every JSON reader must agree on it.
+    """Parse `data`, if every JSON reader must read the same value from it.
 
     Beyond what `json.loads` refuses, this refuses a byte order mark, a duplicate key, a lone surrogate, `NaN` and
     `Infinity`, a number past float64's range, an integer of more than 640 digits, and more than `DEEPEST` levels.
-    `-0` is read as the float that it is everywhere outside of Python.
+    `-0` is read as a float, as everywhere outside of Python.
 
     Arguments:
         data: the whole text, UTF-8.
@@ -140,9 +140,9 @@ def loads(
 
 
 def _depth(data: bytes) -> int:
-    """The most arrays and objects within each other, counted without recursion: a parser's stack is not a guard.
+    """The nesting depth of a JSON text, counted without recursion, so that a deep text cannot exhaust the stack.
 
-    Exact for JSON past three, and never too small for the part of a malformed text that a parser gets through before
+    Exact for JSON deeper than three, and never too small for the part of a malformed text that a parser reads before
     it stops.
     """
     unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data

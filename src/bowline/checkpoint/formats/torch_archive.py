@@ -1,10 +1,10 @@
-"""The zip archive around `pytorch_model.bin`, read strictly and by ranges: its directory, and where entries lie.
+"""Reads the zip archive of a `pytorch_model.bin` strictly and by ranges: its directory, and the places of its entries.
 
-`zipfile` is made to read what can be read. Here two readers must not see two files in one, so whatever a zip reader
-may take either way is refused: a comment or any bytes after the archive, two entries of one name, entries on top of
-each other, a local header that disagrees with the directory, compression, encryption. What `torch.save` writes has
-none of these. And only ranges are read, never the file: the end with the directory, and one header for each entry
-that is asked for.
+`zipfile` reads whatever it can. Here two readers must not see different content in one file, so this module refuses
+everything that zip readers may understand differently: a comment or any bytes after the archive, two entries of one
+name, overlapping entries, a local header that disagrees with the directory, compression, encryption. Files that
+`torch.save` writes have none of these. Only ranges are read, never the whole file: the end with the directory, and
+one header for each entry that is asked for.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LEGACY = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."  # torch'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZipEntry:
-    """One entry as the central directory has it: `limit` is where the next entry, or the directory, begins."""
+    """One entry of the central directory; `limit` is where the next entry, or the directory, begins."""
 
     name: str
     header: int
@@ -63,14 +63,14 @@ class ZipEntry:
 
 
 class TorchArchive:
-    """What `torch.save` has written since 1.6: a zip archive of `NAME/data.pkl` and one entry for each storage.
+    """A file of `torch.save` since 1.6: a zip archive of `NAME/data.pkl` and one entry for each storage.
 
     `prefix` is NAME, `pickle` is the entry `NAME/data.pkl`, and `find("data/0")` is `NAME/data/0`. Opening reads the
-    directory, and the byte order where the archive gives it.
+    directory, and the byte order if the archive states it.
 
     Raises:
-        FormatError: the file is not such an archive, or one that readers could take in two ways. For the two other
-            things that carry this file's name, torch's old format and TorchScript, the message says how to convert.
+        FormatError: the file is not such an archive, or readers could understand it differently. For the two other
+            formats under this file name, torch's old format and TorchScript, the message says how to convert.
 
     Example:
         >>> import io, zipfile
@@ -96,11 +96,11 @@ class TorchArchive:
         self.pickle = self._checked_pickle()
 
     def find(self, name: str) -> ZipEntry | None:
-        """The entry `NAME/name`, if there is one."""
+        """The entry `NAME/name`, or `None`."""
         return self.entries.get(f"{self.prefix}/{name}")
 
     def data_start(self, entry: ZipEntry) -> int:
-        """The position in the file of the entry's first byte: what its local header says, checked."""
+        """The position of the entry's first byte in the file, from its local header, which is checked."""
         raw_name = entry.name.encode()
         length = min(_LOCAL.size + len(raw_name) + _USUAL_EXTRA, self._source.size - entry.header)
         window = self._source.read_at(entry.header, length)
@@ -124,13 +124,13 @@ class TorchArchive:
         return int(start)
 
     def read(self, entry: ZipEntry, limit: int) -> bytes:
-        """The entry, whole. Raises `FormatError` before anything is read if it has more than `limit` bytes."""
+        """Read a whole entry. Raises `FormatError` before anything is read if it has more than `limit` bytes."""
         if entry.size > limit:
             raise self._wrong(f"{shown(entry.name)} has {entry.size} bytes, expected at most {limit}")
         return self._source.read_at(self.data_start(entry), entry.size)
 
     def checksum_holds(self, entry: ZipEntry, content: bytes) -> bool:
-        """Whether the content has the CRC-32 that the directory gives. torch can be told not to compute it."""
+        """Whether the content has the CRC-32 that the directory gives; torch has an option not to compute it."""
         return zlib.crc32(content) == entry.crc
 
     def _wrong(self, seen: str, way_out: str = _FETCH_AGAIN) -> FormatError:
@@ -150,7 +150,7 @@ class TorchArchive:
         raise self._wrong(f"begins with {head[:8]!r}, expected the zip archive that torch.save writes")
 
     def _directory_place(self, tail: bytes) -> tuple[int, int, int]:
-        """How many entries the central directory has, where it begins and how long it is."""
+        """The number of entries of the central directory, its start and its length."""
         if len(tail) < _END.size or tail[-_END.size :][:4] != b"PK\x05\x06":
             raise self._wrong("does not end with the end of a zip archive, expected no bytes cut off, none added")
         _, disk, first_disk, here, count, length, start, comment = _END.unpack(tail[-_END.size :])
@@ -181,7 +181,7 @@ class TorchArchive:
         return count, start, length
 
     def _read_directory(self, directory: bytes, count: int, start: int) -> dict[str, ZipEntry]:
-        """Every entry in order, checked to lie apart from the others and before `start`, the directory's own place."""
+        """Read all entries in order; checks that they do not overlap and end before `start`, the directory's place."""
         records: list[tuple[int, str, int, int, int]] = []  # header, name, size, crc, flags
         seen: set[str] = set()
         position = 0
@@ -238,7 +238,7 @@ class TorchArchive:
         return name
 
     def _wide(self, name: str, extra: bytes, narrow: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Size, packed size and header offset, where the 32-bit fields are full: they stand in the extra field."""
+        """Size, packed size and header offset; taken from the extra field where the 32-bit fields are full."""
         needed = [value == _SEE_ZIP64 for value in narrow]
         position = 0
         while position + 4 <= len(extra):

@@ -1,1 +1,1 @@
-"""Where a checkpoint's bytes are: on this machine, or on the Hugging Face Hub."""
+"""Access to a checkpoint's bytes, on this machine or on the Hugging Face Hub."""

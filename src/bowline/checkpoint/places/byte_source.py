@@ -1,4 +1,4 @@
-"""Where bytes come from: anything that has a size and gives exact ranges."""
+"""Files as random access: a size, and exact ranges of bytes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ READ_AHEAD = 4 << 20
 
 
 class ByteSource(Closing, ABC):
-    """A file as random access: `size` bytes, read in exact ranges or not at all.
+    """A file of `size` bytes with random access: a read gives the exact range or raises an error.
 
-    `name` is the file's name within its checkpoint, for messages. A short read is never passed on: whoever
-    implements `_fill` fills the whole buffer or raises a `CheckpointError`.
+    `name` is the file's name within its checkpoint, for messages. There are no short reads: an implementation of
+    `_fill` fills the whole buffer or raises a `CheckpointError`.
     """
 
     name: str
@@ -32,14 +32,14 @@ class ByteSource(Closing, ABC):
         """Fill `buffer` from `offset`; the range is known to lie within the file."""
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` (writable bytes) from `offset`: no allocation, however large the tensor."""
+        """Fill `buffer` (writable bytes) from `offset`, without allocating memory."""
         self._check(offset, buffer.nbytes)
         if buffer.nbytes:
             self._fill(offset, buffer)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`."""
-        self._check(offset, length)  # before memory is taken for what cannot be there
+        """Read exactly `length` bytes from `offset`."""
+        self._check(offset, length)  # before memory is allocated
         buffer = bytearray(length)
         self.read_into(offset, memoryview(buffer))
         return bytes(buffer)
@@ -65,7 +65,7 @@ class MemoryBytes(ByteSource):
 
 
 class LocalFile(ByteSource):
-    """A file on this machine, read with `pread`: no mapping, so a file cut short under us is an error, not a crash.
+    """A file on this machine, read with `pread`: if it is truncated meanwhile, that is an error, not a crash.
 
     Raises:
         CheckpointError: it cannot be opened or read (the system's reason is given), or is not a regular file.
@@ -88,7 +88,7 @@ class LocalFile(ByteSource):
 
     def _fill(self, offset: int, buffer: memoryview) -> None:
         if len(buffer) >= WORTH_READING_AHEAD and hasattr(os, "posix_fadvise"):
-            ahead = min(READ_AHEAD, self.size - offset)  # so that the disk works while what it gave is looked at
+            ahead = min(READ_AHEAD, self.size - offset)  # the disk reads on while this block is processed
             os.posix_fadvise(self._fd, offset, ahead, os.POSIX_FADV_WILLNEED)
         done = 0
         while done < len(buffer):  # the system may give less than was asked for
@@ -104,10 +104,10 @@ class LocalFile(ByteSource):
             done += count
 
     def map(self) -> mmap:
-        """The file in memory, copy on write: pages come from the disk when they are touched, changes stay private.
+        """Map the file copy on write: pages are read from disk on access, and changes stay private.
 
-        A file that is cut short under a mapping crashes whoever touches it; one that is replaced by another, as
-        Bowline replaces files, does no harm.
+        If the file is truncated while mapped, an access crashes the process; replacing the file by another, as
+        Bowline does, is harmless.
         """
         try:
             return mmap(self._fd, self.size, access=ACCESS_COPY)

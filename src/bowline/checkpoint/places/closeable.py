@@ -1,4 +1,4 @@
-"""What is open is closed at the end of a `with`."""
+"""A base class for objects that a `with` statement closes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["Closing"]
 
 
 class Closing:
-    """Something with a `close()`, as a context manager."""
+    """A context manager that calls `close()` at its end."""
 
     def close(self) -> None:
-        """Let go of what is held; using it afterwards is an error."""
+        """Release all resources; using the object afterwards is an error."""
 
     def __enter__(self) -> Self:
         return self

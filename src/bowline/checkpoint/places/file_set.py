@@ -1,4 +1,4 @@
-"""A checkpoint's files, wherever they are: names with sizes, each opened as a `ByteSource`."""
+"""The interface to a checkpoint's files in any place: their names and sizes, and each file as a `ByteSource`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SMALL_FILE_LIMIT = 256 << 20
 
 
 class FileSet(Closing, ABC):
-    """The files of one checkpoint. `location` is what a person would type to get here again."""
+    """The files of one checkpoint. `location` is the text with which a user would open it again."""
 
     location: str
     parallel_reads: int = 1
-    """How many files are worth reading at once: one from a disk, several over a network."""
+    """The number of files to read at once: one from a disk, several over a network."""
 
     @abstractmethod
     def sizes(self) -> Mapping[str, int]:
@@ -28,18 +28,18 @@ class FileSet(Closing, ABC):
 
     @abstractmethod
     def open(self, name: str) -> ByteSource:
-        """The file as random access; the caller closes it."""
+        """Open a file; the caller closes it."""
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Whether the checkpoint has a file of this name."""
         return name in self.sizes()
 
     def way_out(self, name: str) -> str | None:
-        """How `name` would leave the checkpoint (a phrase for a message), or `None` when it stays inside."""
+        """A phrase that says how `name` leads out of the checkpoint, or `None` when it stays inside."""
         return None
 
     def read(self, name: str) -> bytes:
-        """A small file, whole."""
+        """Read a whole small file."""
         with self.open(name) as source:
             if source.size > SMALL_FILE_LIMIT:
                 raise FormatError(

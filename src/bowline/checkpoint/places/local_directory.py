@@ -1,4 +1,4 @@
-"""The files of a checkpoint on this machine."""
+"""Checkpoint files in a directory of this machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["LocalDirectory"]
 
 
 class LocalDirectory(FileSet):
-    """A directory; only files that lie in it are opened, whatever an index or a link says.
+    """A checkpoint directory; it opens only files inside it, even if an index or a link leads outside.
 
     The Hub's cache keeps a snapshot as links into a `blobs` directory beside it: such links stay within the
     repository and are followed. Any other way out is refused.
 
     Raises:
-        NoCheckpointError: the directory is not there.
+        NoCheckpointError: the directory does not exist.
         CheckpointError: it cannot be listed.
     """
 
@@ -33,7 +33,7 @@ class LocalDirectory(FileSet):
                 self._sizes = dict(sorted(_regular_files(entries)))
         except FileNotFoundError as error:
             raise NoCheckpointError(f"{path}: no such directory", help="check the path") from error
-        except (OSError, RuntimeError) as error:  # RuntimeError: Python 3.11's word for a loop of links
+        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links in Python 3.11
             reason = getattr(error, "strerror", None) or "a loop of symbolic links"
             raise CheckpointError(
                 f"{path}: cannot be listed: {reason}", help="check the path, its links and its permissions"
@@ -55,7 +55,7 @@ class LocalDirectory(FileSet):
         return name in self._sizes or (self.way_out(name) is None and os.path.lexists(self.path / name))
 
     def way_out(self, name: str) -> str | None:
-        """How `name` leaves the directory (a phrase for a message), or `None` when it stays inside."""
+        """A phrase that says how `name` leads out of the directory, or `None` when it stays inside."""
         pure = PurePosixPath(name)
         if pure.is_absolute():
             return "is an absolute path"
@@ -91,7 +91,7 @@ def _regular_files(entries: os._ScandirIterator[str]) -> list[tuple[str, int]]:
 
 
 def _hub_cache_blobs(root: Path) -> tuple[Path, ...]:
-    """`models--org--name/snapshots/<commit>`, and every folder in it, keeps its bytes in `models--org--name/blobs`."""
+    """The `models--org--name/blobs` that holds the bytes of a `models--org--name/snapshots/<commit>` or its folders."""
     return tuple(
         directory.parent / "blobs"
         for directory in root.parents

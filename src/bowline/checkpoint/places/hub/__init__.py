@@ -1,13 +1,12 @@
-"""A model on the Hugging Face Hub, read where it lies: exact byte ranges of one commit, nothing kept on disk.
+"""Reads a model on the Hugging Face Hub in exact byte ranges of one commit, without storing it on disk.
 
 One request lists the repository and pins its commit; every later request names that commit, so a branch that moves
-meanwhile cannot mix two models. Of a file, only the ranges that are asked for are transferred. The listing is asked
-for here and not through `HfApi.model_info`, which has no limit on its time, and which looks up and stores on disk
-which program is calling.
+meanwhile cannot mix two models. Only the ranges of a file that are asked for are transferred. The listing does not
+use `HfApi.model_info`, which has no time limit, and which looks up and stores on disk which program is calling.
 
-A read goes one way: a `repository` hands out a `remote_file`, which asks the `client` for a range; the `client` asks
-again where that helps, each attempt on a `connection`. What went wrong comes back as a `failure`, a value. Neither
-huggingface_hub nor httpx2 is imported before it is needed.
+A read takes this path: a `repository` opens a `remote_file`, which asks the `client` for a range; the `client` repeats
+a request if that can help, and makes each attempt on a `connection`. A failed attempt returns a `RequestFailure`, a
+value. Neither huggingface_hub nor httpx2 is imported before it is needed.
 """
 
 from bowline.checkpoint.places.hub.remote_file import RemoteFile

@@ -1,4 +1,4 @@
-"""The token: where it comes from, where it goes, and how it stays out of everything else."""
+"""The access token: finds it, sends it to the Hub alone, and keeps it out of messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Secret"]
 
 
 class Secret:
-    """A token that shows itself nowhere but in the `Authorization` header."""
+    """A token that appears only in the `Authorization` header."""
 
     __slots__ = ("_given",)
 
@@ -18,7 +18,7 @@ class Secret:
         self._given = given
 
     def resolved(self) -> Secret:
-        """The token that `huggingface_hub` would send, which knows of logins, files and environment variables."""
+        """The token that `huggingface_hub` would send, from a login, a file or an environment variable."""
         if isinstance(self._given, str) or self._given is False:
             return self
         from huggingface_hub import constants, get_token
@@ -42,13 +42,13 @@ class Secret:
         return isinstance(self._given, str) and self._given != ""
 
     def header(self) -> dict[str, str]:
-        """The header that sends it; none without a token."""
+        """The header that sends the token; empty without a token."""
         return {"Authorization": f"Bearer {self._given}"} if self else {}
 
     def struck_from(self, text: str) -> str:
-        """`text` without the token, should a server have echoed it (in lower case, where it made it a host)."""
+        """`text` without the token, which a server may have echoed (in lower case, as part of a host name)."""
         token = str(self._given)
-        if len(token) < 8:  # no token of the Hub's, and would be found in every other word
+        if len(token) < 8:  # shorter than any token of the Hub; it would match parts of words
             return text
         return re.sub(re.escape(token), "[token]", text, flags=re.IGNORECASE)
 

@@ -1,4 +1,4 @@
-"""A range of a file: the header that asks for it, and the only answer that is it."""
+"""A byte range of a remote file: its request header, and the check that an answer is exactly that range."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes `offset` to `offset + length` of a file of `total`."""
+    """Bytes `offset` to `offset + length` of a file of `total` bytes."""
 
     offset: int
     length: int
@@ -33,7 +33,7 @@ class ByteRange:
         return f"bytes={self}"
 
     def receive(self, response: httpx2.Response, buffer: memoryview) -> RequestFailure | None:
-        """Read the answer into `buffer`, or say why it is not these bytes; what is refused is not downloaded."""
+        """Read the answer into `buffer`, or return why it is not this range; a refused answer is not downloaded."""
         return self._refusal(response) or self._fill(buffer, response)
 
     def _refusal(self, response: httpx2.Response) -> RequestFailure | None:

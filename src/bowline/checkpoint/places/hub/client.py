@@ -1,4 +1,4 @@
-"""An endpoint with its token: asks, and asks again where that helps."""
+"""Sends requests to one endpoint with its token, and repeats them if that can help."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Client"]
 
 
 class Client:
-    """Requests to one endpoint, from any number of threads, on as many connections as are in use at once."""
+    """Sends requests to one endpoint, from any number of threads, on as many connections as are in use."""
 
     def __init__(self, endpoint: str, secret: Secret, patience: Patience) -> None:
         self.endpoint = endpoint
@@ -31,7 +31,7 @@ class Client:
     def get(
         self, path: str, *, accept: Accept, headers: dict[str, str] | None = None, seconds_for: int = 0
     ) -> RequestFailure | None:
-        """GET `path` until `accept` takes the answer; otherwise, the last failure. `seconds_for` bytes take time."""
+        """GET `path` until `accept` takes the answer; returns the last failure. `seconds_for` bytes extend the time."""
         patience = self._patience
         seconds = patience.deadline + seconds_for / patience.slowest
         attempt = 0
@@ -50,7 +50,7 @@ class Client:
             if attempt >= most:
                 return dataclasses.replace(failure, said=f"{failure.said} (attempts: {attempt})")
             wait = patience.backoff * 2.0 ** (attempt - 1) if failure.wait is None else failure.wait
-            # Many readers that failed together must not come back together.
+            # Many readers that failed at once must not all retry at once.
             patience.sleep(min(wait * random.uniform(1.0, 1.25), patience.longest_wait))
         return RequestFailure(said="read after the repository was closed", help="open it again")
 
@@ -78,7 +78,7 @@ class Client:
         return self._trust
 
     def close(self) -> None:
-        """Let go of the connections; what is asked for from now on is a failure."""
+        """Close the connections; every later request fails."""
         self._closed = True
         with contextlib.suppress(IndexError):
             while True:

@@ -1,4 +1,4 @@
-"""One attempt at one request: the token to the Hub alone, the redirects by hand, the deadline over all of it."""
+"""Makes one attempt at a request: sends the token to the Hub alone, follows redirects, and keeps a deadline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL_BODY = 16 << 10
 
 
 class Connection:
-    """One keep-alive client, used for one request at a time."""
+    """A keep-alive HTTP client, used for one request at a time."""
 
     def __init__(
         self, endpoint: str, secret: Secret, patience: Patience, certificates: Callable[[], ssl.SSLContext]
@@ -38,7 +38,7 @@ class Connection:
         self._host = urlsplit(endpoint).hostname or endpoint
 
     def get(self, url: str, headers: dict[str, str], seconds: float, accept: Accept) -> RequestFailure | None:
-        """One attempt, redirects included. No exception of the HTTP client leaves it."""
+        """Make one attempt, redirects included. No exception of the HTTP client leaves this method."""
         import httpx2
 
         if self._client is None:
@@ -71,7 +71,7 @@ class Connection:
         timeout = httpx2.Timeout(self._patience.read, connect=self._patience.connect)
         trusted = True
         for _ in range(MOST_REDIRECTS + 1):
-            # The storage that the Hub sends us to has no business with the token, nor has anyone it sends us back to.
+            # The token goes neither to the storage that the Hub redirects to, nor to any later host.
             trusted = trusted and origin(url) == origin(httpx2.URL(self._endpoint))
             self._host = url.host
             request = client.build_request(
@@ -99,7 +99,7 @@ class Connection:
         )
 
     def close(self) -> None:
-        """Let go of the sockets; the next request opens new ones."""
+        """Close the sockets; the next request opens new ones."""
         if self._client is not None:
             self._client.close()
             self._client = None

@@ -1,4 +1,4 @@
-"""What a repository holds: one request, and an answer that is a listing in full or an error."""
+"""Lists the files of a repository with one request; an incomplete listing is an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def list_repository(client: Client, repository: str, revision: str | None) -> tuple[str, dict[str, int]]:
-    """The commit that `revision` is at, and the sizes of its files."""
+    """The commit that `revision` points to, and the sizes of its files."""
     commit = ""
     sizes: dict[str, int] = {}
 
@@ -53,7 +53,7 @@ def list_repository(client: Client, repository: str, revision: str | None) -> tu
 
 
 def _parse(body: bytes) -> tuple[str, dict[str, int], str]:
-    """The commit, the sizes, and what is wrong with them (nothing: an empty string)."""
+    """The commit, the sizes, and what is wrong with the listing (an empty string if nothing is)."""
     sizes: dict[str, int] = {}
     try:
         listing = json.loads(body)

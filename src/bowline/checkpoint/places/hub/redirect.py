@@ -1,4 +1,4 @@
-"""Where a redirect may lead."""
+"""Checks the targets of redirects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 def redirect(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL | RequestFailure:
-    """The address that the answer of `url` leads to: of the web, without a login, and never from https to http."""
+    """The address that a redirect of `url` leads to: http(s), without a login, and never from https to http."""
     import httpx2
 
     try:
@@ -35,7 +35,7 @@ def redirect(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL | Request
 
 
 def origin(url: httpx2.URL) -> tuple[str, str, int | None]:
-    """Scheme, host and port: what a token belongs to."""
+    """Scheme, host and port of an address; a token belongs to one origin."""
     return url.scheme, url.host, url.port or {"http": 80, "https": 443}.get(url.scheme)
 
 

@@ -1,4 +1,4 @@
-"""A file of a repository as random access: exact ranges, or an error."""
+"""Random access to a file of a repository, in exact ranges."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bowline.errors import RemoteError
 __all__ = ["RemoteFile"]
 
 LARGEST_REQUEST = 16 << 20
-"""One range request asks for no more than this: what a retry has to fetch again."""
+"""The largest range of one request, which a retry has to fetch again."""
 
 READ_AHEAD = 128 << 10
 """The first small read near a file's start fetches this much: a safetensors length and its header are one request."""
@@ -19,11 +19,11 @@ READ_AHEAD = 128 << 10
 class RemoteFile(ByteSource):
     """A file of a `HubRepository`: every read is the exact range or a `RemoteError`.
 
-    A server's answer is accepted when it is `206` with the `Content-Range` that was asked for, the listed size as
-    its total, no content encoding, and a body of just that length. A plain `200` is accepted for a range that is
-    the whole file, where it says the same; anywhere else it is refused before its body is read.
+    An answer is accepted if it is `206` with the `Content-Range` that was asked for, the listed size as its total, no
+    content encoding, and a body of exactly that length. A plain `200` is accepted for a range that is the whole file,
+    under the same conditions; otherwise it is refused before its body is read.
 
-    Safe to read from several threads; each has its own connection then.
+    Several threads may read at once; each then has its own connection.
     """
 
     def __init__(self, client: Client, location: str, name: str, path: str, size: int) -> None:
@@ -65,7 +65,7 @@ class RemoteFile(ByteSource):
             raise failure.error(f"{self._location}: {self.name}: bytes {asked}", RemoteError)
 
     def close(self) -> None:
-        """Let go of what was read ahead; the connection stays with the repository, for its next file."""
+        """Release the bytes that were read ahead; the repository keeps the connection for its next file."""
         self._closed = True
         self._start = b""
 

@@ -22,8 +22,8 @@ __all__ = ["HubRepository"]
 class HubRepository(FileSet):
     """A model repository at one commit: `sizes()` as listed, each file as a `RemoteFile`.
 
-    `repository` is `org/name`, `commit` the full hash, `location` the two together, which is how to get here again.
-    Files whose names cannot be trusted as relative paths (`..`, a leading `/`, a backslash, control characters)
+    `repository` is `org/name`, `commit` the full hash, and `location` the two together, which opens it again.
+    Files whose names are not safe relative paths (`..`, a leading `/`, a backslash, control characters)
     are left out of `sizes()`.
 
     Example:
@@ -49,13 +49,13 @@ class HubRepository(FileSet):
         token: str | bool | None = None,
         patience: Patience | None = None,
     ) -> Self:
-        """List `org/name`, `org/name@revision` or `name`, and pin the commit that the revision is at now.
+        """List `org/name`, `org/name@revision` or `name`, and pin the commit that the revision points to now.
 
         `endpoint` and `token` default to what `huggingface_hub` would use: `HF_ENDPOINT`, and `HF_TOKEN` or the
         stored login. `token=False` sends none. The token goes to the endpoint only, and into no message.
 
         Raises:
-            UsageError: the name, the revision or the endpoint cannot be one.
+            UsageError: the name, the revision or the endpoint is not a valid one.
             NoCheckpointError: there is no such repository or revision, or no access to it.
             RemoteError: the Hub could not be reached, or its answer is not a listing.
         """
@@ -77,7 +77,7 @@ class HubRepository(FileSet):
         return self._sizes
 
     def open(self, name: str) -> RemoteFile:
-        """The file as random access; nothing is requested before the first read.
+        """Open a file; nothing is requested before the first read.
 
         Raises:
             CheckpointError: the listing has no such file.
@@ -91,11 +91,11 @@ class HubRepository(FileSet):
         return RemoteFile(self._hub, self.location, name, path, self._sizes[name])
 
     def way_out(self, name: str) -> str | None:
-        """How `name` would leave the repository (a phrase for a message), or `None` when it stays inside."""
+        """A phrase that says how `name` leads out of the repository, or `None` when it stays inside."""
         return None if is_plain_path(name) else "is not a path inside the repository"
 
     def close(self) -> None:
-        """Let go of the connections; reads from files still open are errors."""
+        """Close the connections; reads from files that are still open are errors."""
         self._hub.close()
 
     def __repr__(self) -> str:

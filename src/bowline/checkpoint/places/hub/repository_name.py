@@ -1,4 +1,4 @@
-"""What a caller may name: a repository, a revision, an endpoint, a file; and how what was named is shown."""
+"""Checks the names that a caller gives: repository, revision, endpoint and file; and formats them for messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BAD_REVISION = re.compile(r"[\s~^:?*\[\\@]|\.\.|//|^[-/.]|[/.]$|\.lock$")
 
 
 def parse_name(name: str) -> tuple[str, str | None]:
-    """The repository and the revision of `org/name@revision`."""
+    """Split `org/name@revision` into the repository and the revision."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -37,7 +37,7 @@ def parse_name(name: str) -> tuple[str, str | None]:
 
 
 def parse_endpoint(endpoint: str | None) -> str:
-    """The Hub's address without a slash at its end; `HF_ENDPOINT` or the public one when none is given."""
+    """The Hub's address without a slash at its end; by default `HF_ENDPOINT` or the public one."""
     from huggingface_hub import constants
 
     endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
@@ -56,7 +56,7 @@ def parse_endpoint(endpoint: str | None) -> str:
 
 
 def is_plain_path(name: str) -> bool:
-    """Whether `name` is a relative path that stays below its directory, on a terminal and in a URL alike."""
+    """Whether `name` is a printable relative path that stays below its directory, on disk and in a URL."""
     return (
         name.isprintable()  # no control characters, no NUL, nothing that turns the text around, no lone surrogates
         and "\\" not in name
@@ -65,5 +65,5 @@ def is_plain_path(name: str) -> bool:
 
 
 def shown(text: str) -> str:
-    """A caller's text, fit for one line of a message."""
+    """A caller's text as one line of a message."""
     return ascii(text if len(text) <= 80 else f"{text[:80]}...")

@@ -1,4 +1,4 @@
-"""Why an attempt gave nothing: what an error status or a broken connection means, and what would help."""
+"""Explains failed requests: the meaning of an error status or a broken connection, and the way out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOG_IN = "log in with `hf auth login`"
 
 @dataclass(frozen=True, kw_only=True)
 class RequestFailure:
-    """Why an attempt gave nothing. A value, not an exception: what it comes from holds headers, and so the token."""
+    """Why an attempt failed. A value, not an exception, since an exception would refer to headers with the token."""
 
     said: str
     help: str
@@ -39,16 +39,16 @@ class RequestFailure:
     absent: bool = False
 
     def error(self, where: str, kind: type[CheckpointError]) -> CheckpointError:
-        """What to raise, outside any `except`: a chained exception would hold the request with its token."""
+        """The error to raise, outside any `except`: a chained exception would hold the request with its token."""
         return kind(f"{where}: {self.said}", help=self.help)
 
 
 Accept: TypeAlias = "Callable[[httpx2.Response], RequestFailure | None]"
-"""Reads an answer, or says why it is not the one that was asked for."""
+"""A function that reads an answer, or returns why it is not the one that was asked for."""
 
 
 def denial(response: httpx2.Response, *, from_hub: bool, with_token: bool) -> RequestFailure | None:
-    """What an error status means; `None` when the status is for the caller to judge."""
+    """The failure that an error status means; `None` if the caller has to judge the status."""
     host, status, headers = response.url.host, response.status_code, response.headers
     if status == 429:
         return RequestFailure(
@@ -89,7 +89,7 @@ def _absence(status: int, code: str, with_token: bool) -> tuple[str, str]:
 
 
 def broken(error: Exception, host: str, patience: Patience) -> RequestFailure:
-    """What an exception of the HTTP client means. Its own text is not quoted: it may quote our headers."""
+    """The failure that an exception of the HTTP client means. Its text is not quoted: it may quote our headers."""
     import httpx2
 
     reason, certificate = _system_reason(error)
@@ -111,12 +111,12 @@ def broken(error: Exception, host: str, patience: Patience) -> RequestFailure:
 
 
 def quoted(text: str) -> str:
-    """A server's text, fit for one line of a message. Never a part of it: half a token would not be recognised."""
+    """A server's text as one line of a message; never cut, since half a token would not be recognised."""
     return ascii(text) if len(text) <= 80 else f"of {len(text)} characters"
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds, from `Retry-After` (a number or a date), or from the `RateLimit` that the Hub sends."""
+    """The seconds to wait by `Retry-After` (a number or a date), or by the `RateLimit` that the Hub sends."""
     given = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d{1,9}", given):
         return float(given)
@@ -128,7 +128,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _system_reason(error: BaseException) -> tuple[str, bool]:
-    """The system's word for it, if it had one, and whether it is about a certificate."""
+    """The system's reason for an error, if it gave one, and whether the error is about a certificate."""
     cause: BaseException | None = error
     for _ in range(10):  # a chain may be long, and may be a loop
         if cause is None:

@@ -1,4 +1,4 @@
-"""How long to wait: the limits, and the one that ends a request as a whole."""
+"""Time limits of requests, and the deadline that ends a request as a whole."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Deadline", "Patience"]
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long to wait for the Hub, in seconds, and how often to ask again.
+    """The limits on waiting for the Hub, in seconds, and the number of attempts.
 
-    `connect` and `read` bound a single silence. A request of n bytes as a whole, redirects included, may take
-    `deadline + n / slowest`: a server that drips a byte now and then never trips the other two. After a failure
-    that may pass, the next attempt waits `backoff`, twice that, and so on, or as long as `Retry-After` says, and
+    `connect` and `read` limit a single silence. A request of n bytes as a whole, redirects included, may take
+    `deadline + n / slowest`: a server that sends a byte now and then never exceeds the other two. After a
+    temporary failure, the next attempt waits `backoff`, twice that, and so on, or as long as `Retry-After` says, and
     never longer than `longest_wait`.
     """
 
@@ -35,9 +35,9 @@ class Patience:
 
 
 class Deadline:
-    """Ends a request after `seconds` by shutting its sockets: a read timeout starts anew with every byte that drips.
+    """Ends a request after `seconds` by shutting its sockets, since every byte restarts a read timeout.
 
-    `trace` learns of the sockets from the HTTP client; `sockets` outlives the request, as keep-alive ones do.
+    `trace` receives the sockets from the HTTP client; `sockets` outlives the request, as keep-alive sockets do.
     """
 
     def __init__(self, seconds: float, sockets: list[socket.socket]) -> None:
@@ -49,7 +49,7 @@ class Deadline:
         self._timer.daemon = True
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """What the HTTP client calls as it goes on: the sockets that it opens are kept."""
+        """Callback of the HTTP client, which keeps the sockets that the client opens."""
         if not event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             return
         opened = info["return_value"].get_extra_info("socket")
@@ -70,7 +70,7 @@ class Deadline:
     @staticmethod
     def _shut(each: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(each, socket.SHUT_RDWR)  # of a TLS socket too, without its farewell
+            socket.socket.shutdown(each, socket.SHUT_RDWR)  # a TLS socket too, without TLS's closing message
 
     def __enter__(self) -> Self:
         self._timer.start()
