@@ -18,7 +18,7 @@ from bowline.cli.fill_mask import fill_mask
 from bowline.cli.generate import generate
 from bowline.cli.init_loss import init_loss
 from bowline.cli.study import study
-from bowline.cli.train import train
+from bowline.cli.train import TrainCommand, train
 from bowline.errors import BowlineError
 
 __all__ = ["app", "main"]
@@ -36,7 +36,7 @@ app.command()(explain)
 app.command()(generate)
 app.command()(fill_mask)
 app.command()(init_loss)
-app.command()(train)
+app.command(cls=TrainCommand)(train)
 app.command()(study)
 app.command()(demo)
 

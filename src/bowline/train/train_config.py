@@ -14,10 +14,12 @@ from bowline.checkpoint.formats.strict_json import loads
 from bowline.errors import UsageError
 from bowline.recipes import RECIPES
 from bowline.train.loop.trainer_settings import MAY_DIFFER, TrainerSettings
-from bowline.train.presets import FAMILIES, HEAD_BIASES, Preset, preset
+from bowline.train.presets import FAMILIES, HEAD_BIASES, SIZES, Preset, preset
 
 __all__ = ["TrainConfig"]
 
+PAD_LOGITS = ("keep", "mask")
+RANDOM_TOKENS = ("all", "ordinary")
 MOST_HIDDEN = 0.9
 """Of a T5's tokens: with more there is next to nothing to read."""
 OF_PRESET = ("steps", "length", "batch_size", "accumulation", "learning_rate", "mask_share")
@@ -31,6 +33,8 @@ MAY_CHANGE = MAY_DIFFER | {"device"}
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """A training run from plain text. `None` is what the size, or the model that is fine-tuned, decides.
+
+    A field with a `help` in its metadata is an option of `bowline train`.
 
     Args:
         family: gpt2, bert, t5 or lstm.
@@ -68,42 +72,70 @@ class TrainConfig:
         True
     """
 
-    family: str
-    data: tuple[str, ...] = ("stdlib",)
-    size: str = "nano"
+    family: str = field(metadata={"help": "Which family's model.", "choices": FAMILIES})
+    data: tuple[str, ...] = field(
+        default=("stdlib",),
+        metadata={"help": "A text file, a directory, or stdlib, which is the default. Repeatable.", "metavar": "PATH"},
+    )
+    size: str = field(default="nano", metadata={"help": "How large; nano unless given.", "choices": SIZES})
     model: Mapping[str, Any] = field(default_factory=dict)
-    vocab_size: int | None = None
-    tokenizer: str | None = None
-    init_from: str | None = None
-    tie: bool | None = None
-    untie_at_step: int | None = None
-    recipe: str | None = None
-    pad_logit: str | None = None
-    head_bias: str | None = None
-    mask_share: float | None = None
-    random_tokens: str = "all"
-    strict: bool = False
-    held_out_share: float = 0.05
+    vocab_size: int | None = field(default=None, metadata={"help": "Tokens of a new tokenizer, exactly."})
+    tokenizer: str | None = field(
+        default=None, metadata={"help": "Take the tokenizer from here, and train none.", "metavar": "DIR"}
+    )
+    init_from: str | None = field(default=None, metadata={"help": "Fine-tune this checkpoint.", "metavar": "DIR"})
+    tie: bool | None = field(
+        default=None, metadata={"help": "The head is the embedding, or its own.", "flag": "--tie/--untie"}
+    )
+    untie_at_step: int | None = field(default=None, metadata={"help": "The head becomes its own after so many steps."})
+    recipe: str | None = field(default=None, metadata={"help": "How the model is drawn; see docs/recipes.md."})
+    pad_logit: str | None = field(
+        default=None, metadata={"help": "mask: the padding row stays as it is.", "choices": PAD_LOGITS}
+    )
+    head_bias: str | None = field(
+        default=None,
+        metadata={"help": "What the head's bias begins at; of the size unless given.", "choices": HEAD_BIASES},
+    )
+    mask_share: float | None = field(
+        default=None, metadata={"help": "Of bert and t5: the share of the tokens that is hidden."}
+    )
+    random_tokens: str = field(
+        default="all",
+        metadata={
+            "help": "Of bert: which tokens may stand in for a hidden one; all, or ordinary: no special ones.",
+            "choices": RANDOM_TOKENS,
+        },
+    )
+    strict: bool = field(default=False, metadata={"help": "Refuse bytes and files that are no text."})
+    held_out_share: float = field(default=0.05, metadata={"help": "The share of the text that is never trained on."})
     held_out_tokens: int = 2**15
-    length: int | None = None
-    batch_size: int | None = None
-    device: str = "cpu"
-    steps: int | None = None
-    learning_rate: float | None = None
-    embedding_rate: float | None = None
+    length: int | None = field(default=None, metadata={"help": "Tokens of an input."})
+    batch_size: int | None = field(default=None, metadata={"help": "Inputs of a batch."})
+    device: str = field(default="cpu", metadata={"help": "Where to compute: cpu, cuda."})
+    steps: int | None = field(default=None, metadata={"help": "Optimizer steps; of the size unless given."})
+    learning_rate: float | None = field(
+        default=None, metadata={"help": "The highest, after the warm-up; of the size unless given."}
+    )
+    embedding_rate: float | None = field(
+        default=None,
+        metadata={"help": "The embedding's rate, as a multiple of the learning rate; of the size unless given."},
+    )
     min_learning_rate: float = 0.1
-    warmup_steps: int | None = None
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    accumulation: int | None = None
-    bf16: bool = False
-    activation_checkpointing: bool = False
-    compile: bool = False
-    seed: int = 0
-    log_every: int = 10
-    evaluate_every: int = 100
-    save_every: int = 200
-    keep: int = 2
+    warmup_steps: int | None = field(
+        default=None,
+        metadata={"help": "Steps in which the rate rises; a tenth of all, at most 100, unless given."},
+    )
+    weight_decay: float = field(default=0.1, metadata={"help": "Decay of matrices, the tied one among them."})
+    clip: float = field(default=1.0, metadata={"help": "The norm to which a longer gradient is cut; 0 for none."})
+    accumulation: int | None = field(default=None, metadata={"help": "Batches of a step."})
+    bf16: bool = field(default=False, metadata={"help": "Autocast to bfloat16."})
+    activation_checkpointing: bool = field(default=False, metadata={"help": "Less memory, more time."})
+    compile: bool = field(default=False, metadata={"help": "torch.compile the model."})
+    seed: int = field(default=0, metadata={"help": "Draws the model, the order of the text, and dropout."})
+    log_every: int = field(default=10, metadata={"help": "Steps between records."})
+    evaluate_every: int = field(default=100, metadata={"help": "Steps between held-out evaluations."})
+    save_every: int = field(default=200, metadata={"help": "Steps between checkpoints."})
+    keep: int = field(default=2, metadata={"help": "Checkpoints that stay."})
 
     def __post_init__(self) -> None:
         data: Any = self.data
@@ -113,8 +145,8 @@ class TrainConfig:
         object.__setattr__(self, "data", data)
         object.__setattr__(self, "model", dict(self.model) if isinstance(self.model, Mapping) else self.model)
         self._among("family", FAMILIES)
-        self._among("random_tokens", ("all", "ordinary"))
-        self._among("pad_logit", (None, "keep", "mask"))
+        self._among("random_tokens", RANDOM_TOKENS)
+        self._among("pad_logit", (None, *PAD_LOGITS))
         self._among("head_bias", (None, *HEAD_BIASES))
         self._among("recipe", (None, *RECIPES))
         if not isinstance(self.model, dict):
