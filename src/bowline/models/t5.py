@@ -135,7 +135,7 @@ class T5Config(PreTrainedConfig):
 
     @property
     def on_conflict(self) -> str:
-        """What a load does if the flag says tied and the file holds a separate head: "untie" or "raise".
+        """The policy for loading a file with a separate head although the flag says tied: "untie" or "raise".
 
         It is `"untie"` for a true flag with an unscaled output: transformers 5 writes that for v1.1, whose head is
         separate.

@@ -27,7 +27,7 @@ OLD_NAMES = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerN
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingInfo:
-    """Which tensors did not come from the file, or did not fit.
+    """The tensors that did not come from the file, or did not fit.
 
     `missing_keys` were drawn, `unexpected_keys` have no place in the class, and `mismatched_keys` have another shape,
     given as (name, shape in the file, shape in the model).

@@ -228,11 +228,7 @@ def _wordpiece(sample: list[str], vocab_size: int) -> tuple[tokenizers.Tokenizer
     cut = pre_tokenizers.BertPreTokenizer()
     sample, letters = _usual_letters([normalizer.normalize_str(text) for text in sample], vocab_size // 8)
     inside = [f"##{letter}" for letter in letters if len(cut.pre_tokenize_str(f"a{letter}")) == 1]
-    first = [
-        *OF_BERT.values(),
-        *letters,
-        *inside,
-    ]  # the trainer would number them in a random order
+    first = [*OF_BERT.values(), *letters, *inside]  # the trainer would number them in a random order
     learner = tokenizers.Tokenizer(models.WordPiece(unk_token=OF_BERT["unk_token"]))
     learner.pre_tokenizer = cut
     trainer = trainers.WordPieceTrainer(
