@@ -99,7 +99,7 @@ def leave_rows(edge: torch.Tensor, ids: torch.Tensor, gradient: torch.Tensor, pa
     if backward_pass < 0:
         return False
     node: Any = edge.grad_fn
-    rows = Rows(ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1]), padding_idx)
+    rows = Rows(ids.reshape(-1), gradient.reshape(ids.numel(), gradient.shape[-1]), padding_idx)
     node.left.setdefault(backward_pass, []).append(rows)
     return True
 

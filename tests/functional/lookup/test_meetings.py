@@ -117,3 +117,9 @@ def test_no_meeting_outlives_its_lookups() -> None:
     assert head_weight(weight) is not weight
     del rows
     assert head_weight(weight) is weight
+
+
+def test_a_matrix_without_columns_has_a_gradient_without_columns() -> None:
+    weight = matrix(width=0)
+    tied_embedding(tokens(), weight).sum().backward()
+    assert weight.grad is not None and weight.grad.shape == (V, 0)
