@@ -1,4 +1,4 @@
-"""What of a model decides how signals pass through it at the start: sizes, norms, multipliers. Read from its config."""
+"""The sizes, norms and multipliers that decide how signals pass through a new model, read from its config."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bowline.errors import ConfigError, UsageError
+from bowline.families.quirks import ScaledBy, quirks_of
 
 __all__ = ["Architecture"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A language model as its first loss sees it.
+    """The facts about a language model that decide its loss before training.
 
     Args:
         family: the config's `model_type`.
         vocab_size: V.
         hidden_size: d.
         embedding_size: columns of the table; d unless it is factorised (ALBERT) or has a projection (LSTM).
-        num_layers: L, of the decoder where there are two stacks.
-        encoder_layers: of the encoder beside it, 0 where there is none.
-        num_heads: of the attention's queries.
-        head_size: of one of them.
-        intermediate_size: of the feed-forward part.
-        activation: in it.
-        gated: whether it multiplies two products.
+        num_layers: L; the decoder's where there are two stacks.
+        encoder_layers: layers of the encoder, 0 where there is none.
+        num_heads: heads of the attention's queries.
+        head_size: width of one head.
+        intermediate_size: inner width of the feed-forward part.
+        activation: of the feed-forward part.
+        gated: whether the feed-forward part multiplies two products.
         post_norm: whether a norm stands behind each sum (BERT) or before each part.
-        causal: whether a position sees only what is before it.
+        causal: whether a position sees only earlier positions.
         positions: whether positions have a table that is added to the embedding.
-        token_types: the same of token types.
+        token_types: whether token types have such a table.
         transform: whether the head has a layer of its own before its matrix (BERT).
-        head_bias: whether the head has one.
-        recurrent: an LSTM.
+        head_bias: whether the head has a bias.
+        recurrent: whether the model is an LSTM.
         projected: whether a matrix stands between the last layer and the head (LSTM).
         score_scale: what attention scores are multiplied by.
         embed_scale: what looked-up embeddings are multiplied by.
@@ -76,7 +77,7 @@ class Architecture:
 
     @property
     def sizes(self) -> dict[str, float]:
-        """What a recipe's scales may follow."""
+        """The sizes that a recipe's scales may depend on."""
         return {
             "hidden_size": self.hidden_size,
             "embedding_size": self.embedding_size,
@@ -88,12 +89,12 @@ class Architecture:
         }
 
     def sizes_of(self, fan_in: int, fan_out: int) -> dict[str, float]:
-        """The same, for one matrix of the model."""
+        """`sizes`, and the fans of one matrix of the model."""
         return {**self.sizes, "fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
 
     @classmethod
     def of(cls, model: Any) -> Architecture:
-        """From a model with a config, a config object, or the content of a `config.json`.
+        """Read the facts from a model with a config, a config object, or the content of a `config.json`.
 
         Raises:
             UsageError: a family that is not known here.
@@ -217,9 +218,13 @@ def _gpt2(config: _Config) -> dict[str, Any]:
 
 def _t5(config: _Config) -> dict[str, Any]:
     kind = config.get("feed_forward_proj", "relu")
-    always = {"umt5": True, "mt5": False}.get(config["model_type"])
-    stated = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
-    scaled = stated if always is None else always
+    match quirks_of(config["model_type"]).scaled_by[5]:
+        case ScaledBy.NOTHING:
+            scaled = True
+        case ScaledBy.NEVER:
+            scaled = False
+        case _:
+            scaled = config.get(ScaledBy.OWN_KEY.value, config.get("tie_word_embeddings", True))
     return {
         "hidden_size": config["d_model"],
         "num_layers": config.get("num_decoder_layers", config["num_layers"]),
