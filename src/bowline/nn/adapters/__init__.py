@@ -1,1 +1,1 @@
-"""Adapters of a live model that has a tie: LoRA, merged into the base."""
+"""Adapters of a live model with a tie: merging LoRA into the base."""

@@ -1,4 +1,4 @@
-"""Merging a peft model's LoRA into its base, right where the base is tied.
+"""Merges a peft model's LoRA into its base, correctly if the base is tied.
 
 A merge adds each adapter's delta to the matrix under it. Where two modules share that matrix, a delta that was trained
 at one end reaches the other, and a delta that both ends carry is added twice. Here each shared matrix is looked at
@@ -31,12 +31,12 @@ __all__ = ["merge_lora"]
 Parts: TypeAlias = dict[str, torch.Tensor]
 
 PEFT_ON_TIES = r"Model with `tie_word_embeddings=True`|Input and output embeddings are no longer tied after merging"
-"""What peft says when it merges onto a tie; here it has been seen to."""
+"""peft's warning about merging onto a tie, silenced because ties are handled here."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """A parameter that the merged model will hold: where, under which adapters, and where its wrapper hangs."""
+    """A parameter of the merged model: its place, its adapters, and the place of its wrapper."""
 
     slot: Slot
     layers: tuple[Any, ...]
@@ -49,14 +49,14 @@ class Place:
         return self.slot.name
 
     def bare(self, undo: ExitStack) -> None:
-        """Take the adapters off."""
+        """Remove the adapters."""
         undo.callback(self.parent._modules.__setitem__, self.child, self.parent._modules[self.child])
         self.parent._modules[self.child] = self.slot.module
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """What one adapter does to a parameter, in words; and the parts that make two of them the same, if they can be."""
+    """One adapter's effect on a parameter, in words, and the parts by which two effects are compared, if possible."""
 
     text: str
     parts: Parts | None
@@ -72,8 +72,8 @@ def merge_lora(model: nn.Module, *, on_tie: Literal["raise", "untie"] = "raise")
     the head. As with peft, `model` is used up.
 
     Raises:
-        UsageError: `model` is no peft model with adapters to merge, or is used up; a LoRA bias where the base has none.
-        TieError: a tie that cannot stay, or one that `merge_adapter()` has merged onto already; `model` is as it was.
+        UsageError: `model` is not a peft model with adapters to merge, or is used up; a LoRA bias but no base bias.
+        TieError: a tie that cannot stay, or one that `merge_adapter()` has merged onto already; `model` is unchanged.
 
     Example:
         >>> from peft import LoraConfig, get_peft_model
@@ -99,7 +99,7 @@ def merge_lora(model: nn.Module, *, on_tie: Literal["raise", "untie"] = "raise")
     knots = [_alike(knot) for knot in _knots(places, before)]
     for groups in knots:
         _check_knot(groups, before, on_tie)
-    scale = head_scale(base)  # asked while the flag stands
+    scale = head_scale(base)  # read before the flag changes
     with ExitStack() as undo:
         for groups in knots:
             _prepare(groups, undo)
@@ -108,7 +108,7 @@ def merge_lora(model: nn.Module, *, on_tie: Literal["raise", "untie"] = "raise")
             merged = cast(nn.Module, cast(Any, model).merge_and_unload())
         undo.pop_all()
     for place in (place for groups in knots for group in groups for place in group):
-        fit_sizes(place.slot)  # peft states those of a tied `modules_to_save` head the wrong way round
+        fit_sizes(place.slot)  # peft swaps the sizes of a tied `modules_to_save` head
     if any(len(groups) > 1 for groups in knots):
         _untie_declared(merged, before, scale)
     return merged
@@ -148,7 +148,7 @@ def _places(module: nn.Module, parent: nn.Module, path: str, *, trained: bool) -
 
 
 def _below(module: Any, *, trained: bool) -> nn.Module | None:
-    """What one of peft's layers lies over; `None` for any other module."""
+    """The base layer of one of peft's layers; `None` for any other module."""
     inside = module._modules
     if not hasattr(module, "active_adapters"):
         return None
@@ -172,7 +172,7 @@ def _knots(places: list[Place], before: Parts) -> Iterator[list[Place]]:
 
 
 def _alike(knot: list[Place]) -> list[list[Place]]:
-    """The places of a knot in groups that the adapters treat alike."""
+    """Groups of places of one parameter that the adapters treat alike."""
     groups: list[list[Place]] = []
     for place in knot:
         group = next((group for group in groups if _same(group[0], place)), None)
@@ -200,7 +200,7 @@ def _equal(one: Parts | None, other: Parts | None) -> bool:
 
 
 def _deltas(place: Place) -> Iterator[Delta]:
-    """What each active adapter does to this parameter."""
+    """The effect of each active adapter on this parameter."""
     for layer in place.layers:
         for adapter in layer.active_adapters:
             if (delta := _delta(layer, adapter, place.slot.attribute)) is not None:
@@ -244,7 +244,7 @@ def _factors(layer: Any, adapter: str) -> tuple[torch.Tensor, torch.Tensor] | No
 
 
 def _check_biases(places: list[Place]) -> None:
-    """peft finds this out halfway through a merge."""
+    """Raise before a merge for errors that peft finds only halfway through."""
     for place in places:
         for layer in place.layers:
             bias = getattr(place.slot.module, "bias", None)
@@ -290,7 +290,7 @@ def _said(place: Place, before: Parts) -> str:
 
 
 def _prepare(groups: list[list[Place]], undo: ExitStack) -> None:
-    """Leave of the source's group one place with its adapters, and give every other place a parameter of its own."""
+    """Keep one place of the source's group with its adapters, and give every other place its own parameter."""
     kept, *parted = groups
     for place in kept[1:]:
         if any(True for _ in _deltas(place)):
@@ -305,7 +305,7 @@ def _prepare(groups: list[list[Place]], undo: ExitStack) -> None:
 
 
 def _untie_declared(merged: nn.Module, before: Parts, scale: float) -> None:
-    """Where a declared tie was given up, give up all that the same flag gates, and clear it."""
+    """If a declared tie was undone, undo all ties that the same flag controls, and clear the flag."""
     known = slots(merged)
     declared = [
         tie

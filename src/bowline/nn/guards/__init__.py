@@ -1,1 +1,1 @@
-"""Keeping ties while people convert, load and train a model: `keep_tied` and `TieGuard`."""
+"""Keeps ties while a model is converted, loaded and trained: `keep_tied` and `TieGuard`."""

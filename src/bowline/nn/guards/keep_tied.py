@@ -1,4 +1,4 @@
-"""Ties kept through what people do to models: conversions, loads, swapped modules, quantisers."""
+"""`keep_tied`: keeps ties through conversions, loads, swapped modules and quantisers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @contextmanager
 def keep_tied(model: Model, ties: Ties | None = None, *, on_conflict: Conflict = "raise") -> Iterator[Model]:
-    """The ties that `model` has on entry, it has on exit, whatever is done to it inside; or an error says why not.
+    """Gives `model` the same ties on exit as on entry, whatever happens inside; raises if that is impossible.
 
     Inside, `model.to(...)`, `to_empty`, `.half()` and every other conversion of the whole model keep the ties, and
     `model.load_state_dict` is `bowline.nn.load_state`, so that `assign=True` keeps them too. On exit whatever else came
@@ -93,7 +93,7 @@ class _Kept:
 
     @property
     def holds(self) -> bool:
-        """Whether one parameter hangs at both places."""
+        """Whether both places hold one parameter."""
         held = self.source.module._parameters.get(self.source.attribute)
         return held is not None and held is self.target.module._parameters.get(self.target.attribute)
 
@@ -110,7 +110,7 @@ def _aware(model: nn.Module, entry: Sequence[_Kept], on_conflict: Conflict) -> I
         if self is not model:
             plain: Callable[..., nn.Module] = type(self)._apply
             return plain(self, *arguments, **options)
-        together = [kept for kept in entry if kept.holds]  # what came apart before may hold two matrices
+        together = [kept for kept in entry if kept.holds]  # ends that came apart before may hold two matrices
         converted = convert(*arguments, **options)
         for kept in together:
             _hang(kept)
@@ -181,7 +181,7 @@ def _restore(
 def _winner(
     knot: Sequence[_Kept], source: Slot, targets: Sequence[Slot], before: torch.Tensor, on_conflict: Conflict
 ) -> torch.Tensor:
-    """The tensor that stays: the source's, where the policy or missing values do not say otherwise."""
+    """The tensor that stays: the source's, unless the policy or missing values decide otherwise."""
     owner = next((end for end in (source, *targets) if not end.tensor.is_meta), source)
     differing: list[Slot] = []
     alike = [owner]
@@ -218,7 +218,7 @@ def _winner(
 
 
 def _share_converted(kept: _Kept, target: Slot, source: Slot) -> None:
-    """One end was converted (quantised, say) by something that knows one kind of module: let it serve both."""
+    """If only one end was converted, such as quantised, by a tool for one kind of module, use it for both ends."""
     done, left = (target, source) if not is_plain(target.tensor) else (source, target)
     before = left.tensor
     if isinstance(done.tensor, nn.Parameter) and isinstance(before, nn.Parameter) and done.tensor.shape == before.shape:
@@ -234,7 +234,7 @@ def _share_converted(kept: _Kept, target: Slot, source: Slot) -> None:
 
 
 def _works(end: Slot) -> bool:
-    """Whether the module still computes with what was hung there."""
+    """Whether the module still computes with the parameter that was put there."""
     width = end.tensor.shape[-1]
     try:
         with torch.no_grad():
@@ -256,7 +256,7 @@ def _unlike(target: Slot, source: Slot) -> str:
 
 
 def _story(kept: _Kept, target: Slot, source: Slot) -> str:
-    """What happened to each end since entry, in words."""
+    """Describes in words what happened to each end since entry."""
     events = [_event(before, now) for before, now in ((kept.target, target), (kept.source, source))]
     return ", ".join(event for event in events if event) or "one end was assigned another parameter"
 
@@ -272,7 +272,7 @@ def _event(before: Slot, now: Slot) -> str:
 
 
 def _replaced(model: nn.Module, before: Slot) -> str:
-    """That the module is another now, which has no such parameter; or nothing, where it is the same or gone."""
+    """Says that the module was replaced by one without such a parameter; empty if it is the same or gone."""
     try:
         module = model.get_submodule(before.name.removesuffix("." + before.attribute))
     except AttributeError:

@@ -1,4 +1,4 @@
-"""A tie is a fact of one moment: this watches it through a whole training run, and stops the run where it breaks."""
+"""`TieGuard`: checks ties during a whole training run, and stops the run when one breaks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TieGuard:
 
     Raises:
         TieError: there is no tie to guard, or one that does not hold now.
-        UsageError: `every` is no positive number of steps.
+        UsageError: `every` is not a positive number of steps.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9, bias=False)})
@@ -123,7 +123,7 @@ class TieGuard:
         return lightning_callback(self)
 
     def _explain(self, broken: list[Tie]) -> None:
-        """The slow look, which has the last word."""
+        """The full check, which decides when the fast one fails."""
         try:
             check_ties(self.model, broken, optimizer=self.optimizer).raise_if_broken()
         except TieError as error:
@@ -141,9 +141,9 @@ def _place(name: str) -> Place:
 
 
 def _held(model: nn.Module, place: Place) -> Any:
-    """What hangs at `place` now, or `None`. A wrapper on the way (a compiled layer, a LoRA layer) shows what it wraps.
+    """The tensor at `place` now, or `None`; wrappers on the way (a compiled layer, a LoRA layer) are looked through.
 
-    By `_modules` and `_parameters` where that will do: it is faster than `get_submodule` and `getattr`.
+    Uses `_modules` and `_parameters` if possible, which is faster than `get_submodule` and `getattr`.
     """
     modules, attribute = place
     module: Any = model
@@ -153,6 +153,6 @@ def _held(model: nn.Module, place: Place) -> Any:
         if not isinstance(module, nn.Module):
             return None
     parameter = module._parameters[attribute] if attribute in module._parameters else None  # noqa: SIM401
-    if parameter is not None or parametrize.is_parametrized(module, attribute):  # that would be computed, and not held
+    if parameter is not None or parametrize.is_parametrized(module, attribute):  # which is computed, not stored
         return parameter
     return getattr(module, attribute, None)

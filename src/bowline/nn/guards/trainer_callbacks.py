@@ -1,4 +1,4 @@
-"""A guard of ties as transformers' Trainer and Lightning's want to be told: when they call, and what is asked then."""
+"""Callbacks that run a `TieGuard` in transformers' Trainer and in Lightning's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bowline.errors import UsageError
 __all__ = ["lightning_callback", "trainer_callback"]
 
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
-"""One library under two names, whose classes are not each other's."""
+"""Two names of one library; their classes are not interchangeable."""
 
 
 class Guard(Protocol):
-    """What the callbacks ask of a `TieGuard`."""
+    """The methods of a `TieGuard` that the callbacks use."""
 
     @property
     def model(self) -> nn.Module: ...
@@ -28,7 +28,7 @@ class Guard(Protocol):
 
 
 class TrainerHooks:
-    """What `transformers.Trainer` calls. A step is one update of the weights, however many batches went into it."""
+    """The methods that `transformers.Trainer` calls; a step is one update of the weights, of any number of batches."""
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
@@ -51,7 +51,7 @@ class TrainerHooks:
 
 
 class LightningHooks:
-    """What Lightning's `Trainer` calls. It has no call after an update: a step is one batch."""
+    """The methods that Lightning's `Trainer` calls; a step is one batch, as it has no call after an update."""
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
@@ -89,7 +89,7 @@ def lightning_callback(guard: Guard) -> Any:
     Raises:
         UsageError: neither lightning nor pytorch_lightning is installed.
     """
-    for name in sorted(LIGHTNING, key=lambda name: name not in sys.modules):  # the one that is imported already, first
+    for name in sorted(LIGHTNING, key=lambda name: name not in sys.modules):  # imported ones first
         try:
             base = import_module(name).Callback
         except ImportError:
@@ -101,7 +101,7 @@ def lightning_callback(guard: Guard) -> Any:
 
 
 def _expect_guarded(guard: Guard, trained: nn.Module) -> None:
-    """A guard of another model (`model_init`, a copy) would watch nothing, and never say so."""
+    """Raise if the guard watches another model (`model_init`, a copy), because it would silently see nothing."""
     if {id(module) for module in guard.model.modules()}.isdisjoint(id(module) for module in trained.modules()):
         raise UsageError(
             f"the trainer trains a {type(trained).__name__} that shares no module with the guard's "

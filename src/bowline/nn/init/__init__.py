@@ -1,4 +1,4 @@
-"""Weights drawn by a recipe: which role each tensor plays, what it is drawn from, and the loss that comes of it."""
+"""Initialises weights by a recipe: the role of each tensor, its distribution, and the loss that results."""
 
 from __future__ import annotations
 

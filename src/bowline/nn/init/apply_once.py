@@ -17,9 +17,9 @@ def apply_once(model: nn.Module, init: Callable[[nn.Module], object]) -> nn.Modu
     """`model.apply(init)`, but each shared parameter is drawn once, by its source's module.
 
     torch's `apply` visits every module, so a tied matrix is drawn twice and the head's draw, usually of another scale,
-    is the one that stays. Here a target's module sees a stand-in without values (on meta) while `init` runs on it; its
-    other parameters (a bias) are drawn as ever. A source that `init` assigns a new parameter is tied again; an alias
-    is drawn once as well, and stays what it is. Returns `model`.
+    is the one that stays. With this function, a target's module sees a stand-in without values (on meta) while `init`
+    runs on it; its other parameters (a bias) are drawn as usual. If `init` assigns a source a new parameter, the tie is
+    made again; an alias is drawn once as well, and stays an alias. Returns `model`.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9)})

@@ -1,4 +1,4 @@
-"""One tensor drawn in place from a distribution, by a generator of its own."""
+"""Draws one tensor in place from a distribution, by a given generator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bowline.recipes import Distribution
 __all__ = ["draw_"]
 
 BLOCK_ELEMENTS = 1 << 22
-"""Numbers are drawn in blocks of this many, so that a half-precision table needs no second one in float32."""
+"""Numbers per block of a draw, so that a half-precision table needs no float32 copy."""
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def draw_(
     is what would be drawn in float32, rounded. A truncated normal is exact: what lies beyond is drawn again.
 
     Raises:
-        UsageError: a kind of distribution that is not known.
+        UsageError: an unknown kind of distribution.
 
     Example:
         >>> from bowline.recipes import truncated

@@ -1,4 +1,4 @@
-"""The sizes that a recipe's scales follow: the model's, and those of the one matrix that is drawn."""
+"""The sizes that a recipe's scales depend on: the model's, and those of the matrix to draw."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ HEAD_SIZES = ("head_dim", "head_size", "d_kv", "key_value_proj_dim")
 
 
 def sizes_of(model: nn.Module, found: Found) -> dict[str, float]:
-    """Those of the model's `Architecture`, or, of a family that is not known there, what its matrices and config say.
+    """The sizes from the model's `Architecture`, or, for a family unknown there, from its matrices and config.
 
-    A size that neither says is left out; a scale that needs it says so.
+    A size that neither states is left out; a scale that needs it raises.
     """
     config = getattr(owner(model), "config", None)
     try:
@@ -80,12 +80,12 @@ class _Firsts:
         return fans(self.found, slot.name, slot).get("fan_in") if slot is not None else None
 
     def hidden(self) -> float | None:
-        """Of a model without attention: a recurrent layer's, else the table's width."""
+        """The width of a model without attention: a recurrent layer's, else the table's."""
         slot = self.slot(Role.RECURRENT)
         return getattr(slot.module, "hidden_size", None) if slot is not None else self.reads(Role.INPUT_EMBEDDING)
 
     def layers(self) -> float | None:
-        """How many there are alike in the last stack."""
+        """The number of layers of one kind in the last stack."""
         for role in (Role.FEED_FORWARD_OUT, Role.ATTENTION_OUT, Role.RECURRENT):
             names = [re.sub(r"\d+", "*", name) for name, one in self.found.roles.items() if one is role]
             if names:
@@ -94,10 +94,10 @@ class _Firsts:
 
 
 def fans(found: Found, name: str, slot: Slot, outputs: int | None = None) -> dict[str, float]:
-    """How many numbers its matrix reads and writes; a bias has those of the matrix beside it.
+    """The fan-in and fan-out of a tensor's matrix; a bias has those of the matrix beside it.
 
-    A table of tokens has those of the head that it is, or could be: it reads as many as it has columns, and writes as
-    many as it has rows. `outputs`: of a part of it.
+    A table of tokens has those of the head that it is, or could be: its columns are the fan-in, its rows the fan-out.
+    `outputs`: the fan-out of a part of the matrix.
     """
     weight = slot.tensor if slot.tensor.ndim > 1 else _matrix_beside(found, name, slot)
     if weight is None:
@@ -109,7 +109,7 @@ def fans(found: Found, name: str, slot: Slot, outputs: int | None = None) -> dic
 
 
 def _matrix_beside(found: Found, name: str, slot: Slot) -> torch.Tensor | None:
-    """The weight that a bias is added behind; of a head's bias, the head."""
+    """The weight to whose product a bias is added; for a head's bias, the head."""
     for held in found.holders[name]:
         for attribute in ("weight", "in_proj_weight", held.attribute.replace("bias_", "weight_")):
             beside = held.beside(attribute)

@@ -1,4 +1,4 @@
-"""What was drawn, from what, under which name."""
+"""The report of `init_weights`: each tensor's name and the distribution that it was drawn from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True)
 class InitReport:
-    """What `init_weights` has drawn, in the order of the model.
+    """The tensors that `init_weights` has drawn, in the order of the model.
 
     `seed` draws the same again. `embed_scale` and `logit_scale` are what the model multiplies by now, `None` where it
     has no table or no head; `tied` whether the head is the table.
@@ -37,7 +37,7 @@ class InitReport:
     tied: bool | None
 
     def __getitem__(self, name: str) -> Drawn:
-        """What `name` was drawn from; of a fused tensor, its first part."""
+        """The distribution of tensor `name`; for a fused tensor, of its first part."""
         for one in self.drawn:
             if one.name == name:
                 return one

@@ -1,4 +1,4 @@
-"""Every weight of a model drawn by a recipe, each storage once: the tie decides who draws."""
+"""`init_weights`: draws every weight of a model by a recipe, each shared matrix once, in its source's role."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = ["init_weights"]
 
 DRAWABLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 PACKED = frozenset({"qweight", "weight", "weight_packed", "values"})
-"""What the buffers of quantised layers are called."""
+"""Names of the buffers of quantised layers."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """One tensor, or one part of it, and what it is drawn from."""
+    """One tensor, or one part of it, and the distribution to draw it from."""
 
     drawn: Drawn
     target: torch.Tensor
@@ -62,14 +62,14 @@ def init_weights(
     Args:
         model: of any kind; a transformers model or one of Bowline's needs nothing else.
         recipe: one of `bowline.recipes.RECIPES`, or its name.
-        seed: `None` takes one from torch's global generator; the report has it.
-        roles: what is not found, or found wrong; see `find_roles`.
+        seed: `None` takes one from torch's global generator; the report states it.
+        roles: roles that are not found, or found wrong; see `find_roles`.
         scales: `"recipe"`, or `"model"`: the multipliers stay what they are.
 
     Raises:
-        UsageError: a recipe that is not for the tie; a role or a size that cannot be told; a tensor without values
-            (meta), quantised or sharded; a multiplier that the model has otherwise and cannot be told. The model is as
-            it was.
+        UsageError: a recipe that does not fit the tie; an unknown role or size; a tensor without values (meta),
+            quantised or sharded; a multiplier that differs from the recipe's and cannot be set. The model is
+            unchanged.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(99, 64), "lm_head": nn.Linear(64, 99, bias=False)})
@@ -98,7 +98,7 @@ def init_weights(
     with torch.no_grad():
         for step in steps:
             name = step.drawn.name
-            if name not in generators:  # the parts of a fused tensor draw one after the other
+            if name not in generators:  # the parts of a fused tensor share a generator
                 generators[name] = torch.Generator(step.target.device).manual_seed(seeds[name])
             draw_(step.target, step.drawn.distribution, step.scale, generators[name])
             if step.offset:
@@ -118,7 +118,7 @@ def init_weights(
 
 
 def _check(model: nn.Module) -> None:
-    """Raise a `UsageError` for a tensor that cannot be drawn in place."""
+    """Raise a `UsageError` for a tensor that cannot be filled in place."""
     for slot in slots(model).values():
         tensor = slot.tensor
         if not slot.is_parameter:
@@ -162,7 +162,7 @@ def _steps(recipe: Recipe, found: Found, sizes: dict[str, float]) -> Iterator[_S
 
 
 def _local(found: Found, slot: Slot, outputs: int | None = None) -> dict[str, float]:
-    """The sizes of the one matrix; a recurrent layer has a hidden size of its own."""
+    """The sizes of one matrix; a recurrent layer has its own hidden size."""
     own = fans(found, slot.name, slot, outputs)
     if isinstance(slot.module, (nn.RNNBase, nn.RNNCellBase)):
         own["hidden_size"] = float(slot.module.hidden_size)
@@ -183,7 +183,7 @@ def _step(
 
 
 def _offset(slot: Slot, seen: dict[type[nn.Module], float]) -> float:
-    """What a norm adds to its weight, 0 or 1: with a weight of zeros it is asked whether anything comes through."""
+    """The number that a norm adds to its weight, 0 or 1: found by running it with a weight of zeros."""
     kind = type(slot.module)
     if kind.__module__.startswith("torch."):
         return 0.0
@@ -195,7 +195,7 @@ def _offset(slot: Slot, seen: dict[type[nn.Module], float]) -> float:
                     parameter.zero_()
                 out = probe(torch.linspace(0.5, 1.5, slot.tensor.numel()).to(slot.tensor)[None])
             seen[kind] = 1.0 if isinstance(out, torch.Tensor) and bool(out.any()) else 0.0
-        except Exception:  # it is called in a way of its own
+        except Exception:  # the norm takes other arguments
             seen[kind] = 0.0
     return seen[kind]
 
@@ -208,7 +208,7 @@ def _zero_padding(found: Found) -> None:
 
 
 def _seeds(model: nn.Module, names: list[str], seed: int) -> dict[str, int]:
-    """A seed for each name, as the model without a head has it: no two alike, for the CPU uses 32 bits of them."""
+    """A different seed for each name in the model without a head; distinct in 32 bits, as the CPU uses no more."""
     root = owner(model)
     path = next((name for name, module in named_modules(model) if module is root), "")
     prefix = getattr(root, "base_model_prefix", "")

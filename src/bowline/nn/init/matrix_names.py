@@ -1,4 +1,4 @@
-"""What the matrices of a transformer are called, and what is said by where they hang."""
+"""Roles of a transformer's matrices by their names and the names of the modules around them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACES = {
     CLASSIFIER: re.compile(r"classif|pooler", re.IGNORECASE),
     TRANSFORM: re.compile(r"^(transform|(\w+_)?predictions|lm_head)$", re.IGNORECASE),
 }
-"""What a module is, by its own name; the nearest to a matrix tells what the matrix is part of."""
+"""Kinds of module by name; the module nearest to a matrix decides what the matrix is part of."""
 
 
 def _named(*roles: tuple[Role, str]) -> dict[str, Role]:
@@ -64,7 +64,7 @@ NORM = re.compile(r"norm(?!ali[sz])|^ln(_|\d|$)|_ln$", re.IGNORECASE)
 
 
 def embedding_role(leaf: str) -> Role | None:
-    """Of a table, by its name alone."""
+    """The role of a table, by its name alone."""
     if RELATIVE.search(leaf):
         return Role.RELATIVE_BIAS
     if POSITIONS.fullmatch(leaf):
@@ -75,12 +75,12 @@ def embedding_role(leaf: str) -> Role | None:
 
 
 def is_norm(leaf: str, module: nn.Module) -> bool:
-    """Whether its class or its name says so."""
+    """Whether a module's class or name says that it is a norm."""
     return NORM.search(type(module).__name__) is not None or NORM.search(leaf) is not None
 
 
 def matrix_role(parts: Sequence[str]) -> Role | None:
-    """Of a matrix, by the names from the root to its module; numbers are left out.
+    """The role of a matrix, by the names from the root to its module, without numbers.
 
     Example:
         >>> matrix_role("encoder layer attention output dense".split())
@@ -98,7 +98,7 @@ def matrix_role(parts: Sequence[str]) -> Role | None:
 
 
 def place_of(parts: Sequence[str]) -> str | None:
-    """What the nearest of these modules is that says what it is."""
+    """The kind of the nearest of these modules whose name has a kind."""
     for part in reversed(parts):
         for place, pattern in PLACES.items():
             if pattern.search(part):

@@ -1,4 +1,4 @@
-"""The loss that a model has, on tokens and labels that have nothing to do with each other: what recipes predict."""
+"""Measures a model's loss on random tokens with independent random labels, which recipes predict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bowline.nn.vocabulary.structural_axes import input_embedding
 __all__ = ["MeasuredLoss", "measure_loss"]
 
 ROWS = 64
-"""Positions whose logits are read at a time, in float32: the softmax makes no second batch of them."""
+"""Positions whose logits are converted to float32 at a time, so that no second batch of logits is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ def measure_loss(
 ) -> MeasuredLoss:
     """The mean of ln sum_j exp(z_j) - z_y, in eval mode, over random tokens and random labels y.
 
-    Both are uniform over the vocabulary without padding; labels are drawn for themselves, and are not the next tokens.
+    Both are uniform over the vocabulary without padding; labels are drawn independently, and are not the next tokens.
     What a causal model, a masked one, or an encoder and decoder (with a random target) gives as logits (B, T, V).
     The error is of the tokens alone: other weights, drawn from the same recipe, have another loss by as much as theirs
     do. The model's mode, and torch's global generator, are what they were.
@@ -133,7 +133,7 @@ def _logits(output: Any, model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _evaluated(model: nn.Module) -> Iterator[None]:
-    """In eval mode, and each module in its own afterwards."""
+    """Puts the model into eval mode, and each module back into its own mode afterwards."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""The multipliers of looked-up embeddings and of logits: what a recipe wants, what a model has, and setting them."""
+"""Multipliers of looked-up embeddings and of logits: a recipe's, a model's, and how to set the model's."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Multipliers", "MultiplierChange", "own_multipliers", "settle"]
 
 KEYS = ("embed_scale", "logit_scale")
 SAME = 4e-3
-"""Relative: a multiplier that a model holds in bfloat16 is rounded by so much."""
+"""Relative tolerance: the rounding of a multiplier that a model holds in bfloat16."""
 
 
 @dataclass(frozen=True)
 class Multipliers:
-    """Of looked-up embeddings, and of logits; `None`: the model has no table, or no head."""
+    """The multipliers of looked-up embeddings and of logits; `None` if the model has no table, or no head."""
 
     embed: float | None
     logit: float | None
@@ -32,13 +32,13 @@ class Multipliers:
 
 @dataclass(frozen=True)
 class MultiplierChange:
-    """What is to be written in a model's configs, once its weights are drawn."""
+    """An entry to write in a model's configs once its weights are drawn."""
 
     keys: tuple[tuple[Any, str, float], ...] = ()
     scale_decoder_outputs: bool | None = None
 
     def apply(self, model: nn.Module) -> None:
-        """Write it."""
+        """Write the entry."""
         if self.scale_decoder_outputs is not None:
             set_scaling(model, self.scale_decoder_outputs)
         for level, key, value in self.keys:
@@ -46,7 +46,7 @@ class MultiplierChange:
 
 
 def own_multipliers(model: nn.Module, found: Found) -> Multipliers:
-    """What the model multiplies by now, as its family, its config and its table say; 1 where nothing says anything."""
+    """The model's present multipliers, by its family, its config and its table; 1 if none of them states any."""
     root = owner(model)
     config = getattr(root, "config", None)
     try:
@@ -61,7 +61,7 @@ def own_multipliers(model: nn.Module, found: Found) -> Multipliers:
 
 
 def _of_table(found: Found) -> float | None:
-    """What BART's table and Gemma's multiply by themselves."""
+    """The factor that a table applies itself, as BART's and Gemma's do."""
     module = found.holders[found.table][0].module if found.table else None
     return _number(module, "scalar_embed_scale") or _number(module, "embed_scale")
 
@@ -76,10 +76,10 @@ def _number(one: Any, name: str) -> float | None:
 def settle(
     model: nn.Module, recipe: Recipe, found: Found, sizes: dict[str, float]
 ) -> tuple[MultiplierChange, Multipliers]:
-    """What has to be written so that the model multiplies as the recipe says, and the multipliers after it.
+    """The config entries that give the model the recipe's multipliers, and the resulting multipliers.
 
     Raises:
-        UsageError: the model multiplies otherwise, and has no key in which to say so.
+        UsageError: the model multiplies by other numbers, and has no config key to change them.
     """
     own = own_multipliers(model, found)
     wanted = Multipliers(
@@ -116,20 +116,20 @@ def _same(one: float | None, other: float | None) -> bool:
 
 
 def _settable(level: Any) -> bool:
-    """A config whose own keys they are, read at each forward; elsewhere a key of such a name is read once, or never."""
+    """Whether a config's class defines these keys and reads them at each forward; others read them once, or never."""
     mine = {one.name for one in fields(level)} if is_dataclass(level) else set()
     return mine.issuperset(KEYS) and not type(level).__module__.startswith("transformers.")
 
 
 def _times(levels: list[Any], key: str, own: float | None, wanted: float | None) -> list[tuple[Any, str, float]]:
-    """The key's new values: what it is now is a factor of what the model multiplies by."""
+    """The key's new value: its present value is a factor of the model's multiplier."""
     if own is None or wanted is None or own == 0:
         return []
     return [(level, key, getattr(level, key) * wanted / own) for level in levels]
 
 
 def _by_flag(model: nn.Module, own: float | None, wanted: float | None) -> tuple[float | None, bool | None]:
-    """What T5's flag makes of logits, and the flag: the other way where that is nearer to what is wanted."""
+    """The logit multiplier with T5's flag, and the flag, flipped if that comes nearer to the wanted multiplier."""
     config = getattr(owner(model), "config", None)
     stated = getattr(config, SCALE, None)
     if stated is None or not own or not wanted:

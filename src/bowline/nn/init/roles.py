@@ -1,4 +1,4 @@
-"""The role of each parameter, from where it hangs: the two ends of the tie first, then classes, then names."""
+"""Finds the role of each parameter: by the ends of the tie first, then by classes, then by names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bowline.recipes import Role
 __all__ = ["Found", "Roles", "find_roles", "survey"]
 
 Roles: TypeAlias = Mapping[str, "Role | Fused | str"]
-"""A caller's word: names, or patterns with `*`, and what they are."""
+"""Roles given by a caller, by name or by pattern with `*`."""
 GATES = re.compile(r"weight_(ih|hh|hr)(_l\d+)?(_reverse)?")
 GATE_BIASES = re.compile(r"bias_(ih|hh)(_l\d+)?(_reverse)?")
 BIASES = frozenset({"bias", "in_proj_bias", "q_bias", "k_bias", "v_bias"})
@@ -34,7 +34,7 @@ TORCH_ATTENTION = {"q_proj_weight": Role.QUERY, "k_proj_weight": Role.KEY, "v_pr
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a model consists of: each storage once, under its source's name.
+    """The contents of a model: each storage once, under its source's name.
 
     `holders` are all slots of it, the source's first. `table` is the name of the input embedding, and `tied` whether it
     is also the head: `None` where there is no head.
@@ -47,15 +47,15 @@ class Found:
 
 
 def find_roles(model: nn.Module, roles: Roles | None = None) -> dict[str, Role | Fused]:
-    """What each parameter of `model` is there for, each storage once, under the name of its source.
+    """The role of each parameter of `model`: each storage once, under the name of its source.
 
     A tied head is therefore the input embedding. Found from `get_input_embeddings` and `get_output_embeddings`, from
     ties, from classes (embeddings, norms, torch's attention and recurrent layers) and from the names that families use.
-    Queries, keys and values in one matrix are a `Fused`. `roles` says what is found wrong or not at all:
+    Queries, keys and values in one matrix are a `Fused`. `roles` overrides roles that are found wrong or not at all:
     `{"encoder.*.gate.weight": Role.FEED_FORWARD_IN}`.
 
     Raises:
-        UsageError: a parameter whose role cannot be told, or a pattern in `roles` that matches none.
+        UsageError: a parameter without a known role, or a pattern in `roles` that matches no parameter.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "ln_f": nn.LayerNorm(4), "lm_head": nn.Linear(4, 9)})
@@ -71,7 +71,7 @@ def find_roles(model: nn.Module, roles: Roles | None = None) -> dict[str, Role |
 
 
 def survey(model: nn.Module, roles: Roles | None = None) -> Found:
-    """`find_roles`, and what else a draw has to know."""
+    """`find_roles`, with the other contents that a draw needs."""
     known = slots(model)
     holders = _holders(model, known)
     if not isinstance(roles, Mapping | None):
@@ -107,10 +107,10 @@ def survey(model: nn.Module, roles: Roles | None = None) -> Found:
 
 
 def _holders(model: nn.Module, known: Mapping[str, Slot]) -> dict[str, list[Slot]]:
-    """Each storage by its source's name; a parameter that lies within another's memory is the other's.
+    """Each storage by its source's name; a parameter within another's memory belongs to the other.
 
     Raises:
-        UsageError: two parameters that overlap, and neither holds the other.
+        UsageError: two parameters overlap, and neither contains the other.
     """
     found = find_ties(model)
     source = {tie.target: tie.source for tie in found.ties}
@@ -183,7 +183,7 @@ class _Ends:
         return is_weight and unclear and len(slot.tensor) in self.rows
 
     def _find_biases(self) -> set[str]:
-        """Of the heads' modules; and those that hang above one, as BERT's, which acts through the decoder's."""
+        """The biases of heads, and of modules above a head, such as BERT's, which acts through the decoder's."""
         ids = {id(slot.tensor) for name in self.heads | self.tied for slot in self.holders[name]}
         lengths = {
             id(slot.module): len(slot.tensor)
@@ -211,7 +211,7 @@ class _Ends:
 
 
 def _may_be_table(slot: Slot) -> bool:
-    """Whether ids can be looked up in it: a model of images or series may call a product its input embedding."""
+    """Whether the module looks up ids: a model of images or series may call a Linear its input embedding."""
     return slot.tensor.ndim == 2 and not isinstance(slot.module, nn.Linear)
 
 
@@ -220,7 +220,7 @@ def _is_table(held: list[Slot]) -> bool:
 
 
 def _table_role(held: list[Slot]) -> Role | None:
-    """By the first of its names that says something."""
+    """The role by the first of a tensor's names that has one."""
     named = (embedding_role(_parts(slot)[-1]) for slot in held if isinstance(slot.module, nn.Embedding))
     return next((role for role in named if role is not None), None)
 
@@ -235,13 +235,13 @@ def _weight(model: nn.Module, getter: str) -> torch.Tensor | None:
 
 
 def _parts(slot: Slot) -> list[str]:
-    """The names from the root to the slot's module, without numbers; at the root, nothing but an empty name."""
+    """The names from the root to the slot's module, without numbers; at the root, a single empty name."""
     path = slot.name.removesuffix(slot.attribute).removesuffix(".")
     return [part for part in path.split(".") if not part.isdecimal()] or [""]
 
 
 def _role(model: nn.Module, held: list[Slot], ends: _Ends) -> Role | Fused | None:
-    """By the class that holds it, or by its name, of each of its slots in turn."""
+    """The roles by class of the holder, or by name, for each slot of a tensor in turn."""
     if _is_table(held):
         return _table_role(held)
     return next((role for slot in held for role in _of_slot(model, slot) if role is not None), None)
@@ -282,7 +282,7 @@ def _config(model: nn.Module, module: nn.Module) -> Any:
 
 
 def _in_sequence(slot: Slot, parent: nn.Module, parts: list[str]) -> Role | None:
-    """Of a feed-forward part that is a sequence of two matrices and what is between them."""
+    """The role in a feed-forward part that is a sequence of two matrices and the modules between them."""
     matrices = [part for part in parent.children() if isinstance(part, nn.Linear)]
     if not isinstance(parent, nn.Sequential) or len(matrices) != 2 or place_of(parts) != FEED_FORWARD:
         return None

@@ -1,1 +1,1 @@
-"""A model's state in and out of it: no end of a tie is lost on the way, and no file is half-written."""
+"""Loads and saves a model's state without losing an end of a tie or leaving a half-written file."""

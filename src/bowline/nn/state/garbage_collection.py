@@ -1,4 +1,4 @@
-"""No garbage collections for a moment."""
+"""Pauses garbage collection."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["without_collections"]
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """For work of milliseconds that makes thousands of objects and keeps them.
+    """Pauses garbage collection during milliseconds of work that creates and keeps thousands of objects.
 
-    Their number alone would set off a collection, which goes through everything that the process has, and where
-    transformers is imported takes longer than the work.
+    Their number alone would trigger a collection, which visits all objects of the process, and, once transformers is
+    imported, takes longer than the work.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""A checkpoint into a live model: mapped, not read, wherever the model's dtype and device let a page serve as it is."""
+"""`load_checkpoint`: loads a checkpoint into a live model, by mapping the file if dtype and device allow."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def load_checkpoint(
             name: stored_tensor(checkpoint, tensor, mapped=mmap) for name, tensor in tensors.items() if name is not None
         }
         unscaled = flag_of(checkpoint.config or {}) is False
-        disjoint = all(file.endswith(".safetensors") for file in checkpoint.weight_files)  # the header was held to it
+        disjoint = all(file.endswith(".safetensors") for file in checkpoint.weight_files)  # checked in the header
     before = survey(model)
     optional = _optional(model)
     with conversions_kept(model):
         state = to_live(model, before.state, stored)
         dtypes = {name: held.dtype for name, held in before.tensors.items() if _may_take(held, before.plain)}
         taking = set(dtypes)
-        if len(dtypes) == len(before.tensors):  # a hook may rename what has no slot of its name
+        if len(dtypes) == len(before.tensors):  # otherwise a hook may rename tensors without a slot of their name
             taking |= state.keys() - dtypes.keys()
         report = load_into(
             model,
@@ -106,7 +106,7 @@ def _may_take(held: torch.Tensor, plain: bool) -> bool:
 
 
 def _fitting(state: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
-    """The same tensors in the model's dtypes: a cast where they differ, and no copy where they do not."""
+    """The tensors in the model's dtypes, cast if they differ and not copied otherwise."""
     return {
         name: tensor if tensor.dtype == (dtype := dtypes.get(name, tensor.dtype)) else tensor.to(dtype)
         for name, tensor in state.items()
@@ -114,7 +114,7 @@ def _fitting(state: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype
 
 
 def _optional(model: nn.Module) -> Callable[[str], bool]:
-    """The names that the class says may be lacking, or be there for nothing."""
+    """The names that the class allows to be missing or unexpected."""
     patterns = [
         pattern
         for attribute in ("_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected")
@@ -127,16 +127,16 @@ def _optional(model: nn.Module) -> Callable[[str], bool]:
 
 
 def _off_meta(model: nn.Module, known: Mapping[str, Slot], optional: Callable[[str], bool]) -> None:
-    """What no checkpoint holds (rotary frequencies, position ids) is computed, where the model knows how."""
+    """Computes tensors that no checkpoint holds (rotary frequencies, position ids), if the model knows how."""
     left = [slot for slot in known.values() if slot.tensor.is_meta]
     if not left:
         return
     fill = getattr(model, "_move_missing_keys_from_meta_to_device", None)
-    lost = {slot.name for slot in left if slot.is_parameter}  # Marian's positions are parameters that no file holds
+    lost = {slot.name for slot in left if slot.is_parameter}  # Marian's positions are parameters, but in no file
     if is_transformers_model(model) and fill is not None and all(map(optional, lost)):
         for tensor in chain(model.parameters(), model.buffers()):
             if not tensor.is_meta:
-                tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers sets nothing twice
+                tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers then leaves the tensor alone
         fill(lost, None, None, None)
         model._initialize_missing_keys(False)  # type: ignore[operator]
         for tensor in chain(model.parameters(), model.buffers()):

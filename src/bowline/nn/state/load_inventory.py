@@ -1,4 +1,4 @@
-"""A model walked once before a load: where its tensors hang, what they are, and which modules have a say in it."""
+"""Lists, before a load, a model's tensors and their places, and whether modules customise loading."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["LoadInventory", "survey"]
 
 @dataclass(frozen=True, slots=True)
 class LoadInventory:
-    """`tensors[name]` is what hung in `slots[name]` when the model was walked, and `state` what its state dict held.
+    """`tensors[name]` was in `slots[name]` when the model was walked, and `state` was its state dict.
 
-    `own_rules`: modules translate what they are given to load, by hooks or in a way of their own. `plain`: every
-    tensor is (`is_plain`), and the state dict has nothing else.
+    `own_rules`: modules translate the state that they load, by hooks or by custom methods. `plain`: every tensor
+    is plain (`is_plain`), and the state dict has nothing else.
     """
 
     slots: Mapping[str, Slot]
@@ -31,7 +31,7 @@ class LoadInventory:
 
 
 def survey(model: nn.Module) -> LoadInventory:
-    """Walk `model`, and ask it for its state dict only where modules have a say in that."""
+    """Walk `model`, and build its state dict only if modules customise that."""
     named = named_modules(model)
     hanging = list(occupied(named))
     known = {slot.name: slot for slot, _ in hanging}

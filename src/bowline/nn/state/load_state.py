@@ -1,4 +1,4 @@
-"""State into a model whose matrices may be shared: compared first, then loaded, and as tied afterwards as before."""
+"""`load_state`: loads a state dict into a model with ties; checks it first, and keeps the ties."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ __all__ = ["LoadReport", "load_into", "load_state"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """What a load did: names that the state lacked, names that the model has no use for, ties kept and undone.
+    """The result of a load: names missing from the state, names unknown to the model, ties kept and undone.
 
-    Truthy when every name met its match.
+    Truthy if no name is missing or unexpected.
     """
 
     missing: tuple[str, ...]
@@ -61,7 +61,7 @@ def load_state(
     on_conflict: OnConflict = "raise",
     strict: bool = True,
 ) -> LoadReport:
-    """`model.load_state_dict`, aware of ties: tied before is tied after, and no end is overwritten by the other.
+    """`model.load_state_dict` for models with ties: ties stay, and no end is overwritten by the other.
 
     A state that holds one end of a tie loads it for both. A state that holds both must hold the same bits, or say by
     `on_conflict` which to keep: `"source"`, `"target"`, or `"untie"`, which keeps both and clears the flag. `assign`
@@ -99,10 +99,10 @@ def load_into(
     unscaled: bool = False,
     disjoint: bool = False,
 ) -> LoadReport:
-    """`load_state`, choosing name by name whether memory is taken (`assign`) or values copied.
+    """`load_state`, with a choice for each name whether to take the memory (`assign`) or copy the values.
 
-    `seen` is `survey(model)`. `optional` names are missed by nobody, whichever side lacks them. `unscaled`: the state
-    is known to be of a model that does not scale its head's input. `disjoint`: no two tensors of it share memory.
+    `seen` is `survey(model)`. `optional` names may be lacking on either side. `unscaled`: the state is known
+    to come from a model that does not scale its head's input. `disjoint`: no two tensors of it share memory.
     """
     tensors = _tensors(state, seen)
     resolution = resolve_ties(model, seen.slots, tensors, on_conflict)
@@ -160,7 +160,7 @@ def _tensors(state: Mapping[str, Any], seen: LoadInventory) -> dict[str, torch.T
 def _one_name_each(
     seen: LoadInventory, state: Mapping[str, Any], resolution: Resolution
 ) -> tuple[dict[str, Any], dict[str, None]]:
-    """The state with each shared matrix under its source's name alone, and the names that a whole state has."""
+    """The state with each shared matrix under its source's name alone, and the names of a complete state."""
     spoken_for = {name for names in resolution.names.values() for name in names}
     single = {name: value for name, value in state.items() if name not in spoken_for}
     single.update(resolution.values)
@@ -169,7 +169,7 @@ def _one_name_each(
 
 
 def _check_fit(seen: LoadInventory, single: Mapping[str, Any], assign: Callable[[str], bool]) -> None:
-    """What would make torch raise half-way, or load nothing at all, tensor by tensor, before anything is touched."""
+    """The problems that would make torch raise half-way or load nothing, tensor by tensor, found before any change."""
     misfits, empty = [], []
     for name, value in single.items():
         held = seen.tensors.get(name)
@@ -223,7 +223,7 @@ def _check_scale(model: nn.Module, seen: LoadInventory, resolution: Resolution) 
 
 
 def _put(known: Mapping[str, Slot], part: Mapping[str, torch.Tensor], *, taking: bool) -> None:
-    """What `load_state_dict` does to modules that have no rules of their own, without its walk over all of them."""
+    """Does the work of `load_state_dict` for modules without custom loading, without its walk over all modules."""
     with torch.no_grad():
         for name, value in part.items():
             slot = known[name]
@@ -239,14 +239,14 @@ def _put(known: Mapping[str, Slot], part: Mapping[str, torch.Tensor], *, taking:
 
 
 def _apart(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Memory that several names hold (a pickle of a tied model) goes to the first; an alias is no state to be in."""
+    """Gives memory shared by several names (a pickle of a tied model) to the first, so that no alias arises."""
     tensors = [(name, value) for name, value in part.items() if isinstance(value, torch.Tensor)]
     again = {name for _, *others in knots(overlapping(tensors)) for name in others}
     return {name: value.clone() if name in again else value for name, value in part.items()}
 
 
 def _clean(part: Mapping[str, Any], state: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """A dict that torch may write into: its versions are carried over, a sticky `assign` is not."""
+    """A copy that torch may write into: it keeps the version metadata, but not a left-over `assign`."""
     clean = OrderedDict(part)
     metadata = getattr(state, "_metadata", None)
     if metadata is not None:
@@ -259,7 +259,7 @@ def _clean(part: Mapping[str, Any], state: Mapping[str, Any]) -> OrderedDict[str
 
 @contextmanager
 def _without_swaps() -> Iterator[None]:
-    """torch's own way to keep parameters, which fails half-way where a graph is alive, is not needed here."""
+    """Disables torch's own way to keep parameters, which fails half-way if a graph is alive."""
     before = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(False)
     try:
@@ -269,7 +269,7 @@ def _without_swaps() -> Iterator[None]:
 
 
 class _parameters_kept:  # noqa: N801 - reads as what it does
-    """Whatever new `Parameter` an assignment brings, the old object takes its memory: optimizers and ties hold on."""
+    """After an assignment, moves each new `Parameter`'s memory to the old object, so that optimizers and ties stay."""
 
     def __init__(self, known: Mapping[str, Slot]) -> None:
         self._before = [(slot, slot.tensor) for slot in known.values() if slot.is_parameter]
@@ -289,10 +289,10 @@ class _parameters_kept:  # noqa: N801 - reads as what it does
 
 
 def _take(old: nn.Parameter, new: torch.Tensor) -> torch.Tensor:
-    """`old` with the memory of `new`, or `new` itself where torch cannot do that (from meta to a device)."""
+    """`old` with the memory of `new`, or `new` itself if torch cannot do that (from meta to a device)."""
     if (old.is_meta and not new.is_meta) or not torch._has_compatible_shallow_copy_type(old, new):
         return new
-    if not is_plain(old):  # shards and quantised tensors keep what `.data` does not reach
+    if not is_plain(old):  # shards and quantised tensors have parts that `.data` does not replace
         with torch.no_grad():
             old.copy_(new)
         return old
@@ -303,7 +303,7 @@ def _take(old: nn.Parameter, new: torch.Tensor) -> torch.Tensor:
 
 
 def _hang_together(known: Mapping[str, Slot], resolution: Resolution) -> tuple[Tie, ...]:
-    """Each knot's source at its other names."""
+    """Puts each source at the other names of its ties."""
     tied = []
     for source, names in resolution.names.items():
         owner = known[source].tensor

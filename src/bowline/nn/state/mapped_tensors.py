@@ -1,4 +1,4 @@
-"""A checkpoint's tensors as torch tensors that lie in the mapped file: nothing is copied until it is written to."""
+"""A checkpoint's tensors as torch tensors in the mapped file, copied only when written to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["stored_tensor"]
 
 
 def stored_tensor(checkpoint: Checkpoint, stored: StoredTensor, *, mapped: bool = True) -> torch.Tensor:
-    """One of `checkpoint.tensors`; with `mapped`, its memory is the file's, copy on write.
+    """One of `checkpoint.tensors` as a torch tensor; with `mapped`, its memory is the file, copy on write.
 
     Raises:
         FormatError: a dtype that torch does not have, or that packs several numbers into a byte.
@@ -28,7 +28,7 @@ def stored_tensor(checkpoint: Checkpoint, stored: StoredTensor, *, mapped: bool 
         return torch.empty(stored.shape, dtype=dtype)
     buffer, offset = checkpoint.stored_bytes(stored, mapped=mapped)
     size = dtype.itemsize
-    if offset % size:  # a legal file, and slow or worse to compute on
+    if offset % size:  # legal, but slow or worse to compute on
         buffer, offset = memoryview(bytearray(buffer[offset : offset + stored.nbytes])), 0
     flat = torch.frombuffer(buffer, dtype=dtype, count=stored.nbytes // size, offset=offset)
     if stored.strides is None:

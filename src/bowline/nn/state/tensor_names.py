@@ -1,4 +1,4 @@
-"""What a transformers model calls its tensors on disk: renamed, split and merged as the class's own tables say.
+"""Translates tensor names between a live transformers model and its files, by the tables of its class.
 
 A model of any other kind is stored under its own names. transformers 5 keeps these tables in `conversion_mapping` and
 applies them in `core_model_loading`, 4 in `_checkpoint_conversion_mapping`; both are asked, not copied.
@@ -30,7 +30,7 @@ def is_transformers_model(model: nn.Module) -> bool:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside what torch wraps around it: `torch.compile`, `DataParallel` and `DistributedDataParallel`."""
+    """The model inside torch's wrappers: `torch.compile`, `DataParallel` and `DistributedDataParallel`."""
     expect_module(model)
     while True:
         inner = model._modules["_orig_mod"] if "_orig_mod" in model._modules else None  # noqa: SIM401 - TorchScript's
@@ -43,7 +43,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def conversions_kept(model: nn.Module) -> Iterator[None]:
-    """By what `to_live` remembers, a later save names its tensors; a load that fails must leave nothing to remember."""
+    """Restores the translations that `to_live` records for later saves, if a load fails."""
     before = model.__dict__.get("_weight_conversions")
     try:
         yield
@@ -55,7 +55,7 @@ def conversions_kept(model: nn.Module) -> Iterator[None]:
 
 
 def to_live(model: nn.Module, held: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> State:
-    """Tensors by the names on disk -> tensors by the names in `model`. What the model does not know stays as it is.
+    """Tensors by the names on disk -> tensors by the names in `model`; unknown names stay as they are.
 
     `held`: the model's state dict.
     """
@@ -67,7 +67,7 @@ def to_live(model: nn.Module, held: Mapping[str, torch.Tensor], stored: Mapping[
 
 
 def _uncompiled(name: str) -> str:
-    """The name as it was before `torch.compile` was put around a part of the model."""
+    """The name without the prefixes that `torch.compile` adds around parts of a model."""
     return name.replace("_orig_mod.", "")
 
 
@@ -75,7 +75,7 @@ def _to_live(model: nn.Module, stored: Mapping[str, torch.Tensor], known: State)
     if not is_transformers_model(model):
         return dict(stored)
     if _as_they_are(stored, known):
-        model.__dict__["_weight_conversions"] = []  # a later save translates nothing either
+        model.__dict__["_weight_conversions"] = []  # so that a later save translates nothing either
         return dict(stored)
     if _version() < 5:
         return {_live_name_4(model, name, known): tensor for name, tensor in stored.items()}
@@ -105,9 +105,9 @@ def _to_live(model: nn.Module, stored: Mapping[str, torch.Tensor], known: State)
 
 
 def _as_they_are(stored: Mapping[str, torch.Tensor], known: Mapping[str, torch.Tensor]) -> bool:
-    """Whether every tensor fits where its name says, so that transformers' tables, which are slow to build, can rest.
+    """Whether every tensor fits the place of its name, so that transformers' slow tables need not be built.
 
-    A table may transpose stacked matrices (three axes) under one name; those are left to it.
+    A table may transpose stacked matrices (three axes) under one name; with such tensors, the tables are used.
     """
     return all(
         name in known and tensor.shape == known[name].shape and tensor.ndim < 3 for name, tensor in stored.items()
@@ -132,7 +132,7 @@ def _version() -> int:
 
 
 def _patterns_4(model: nn.Module) -> dict[str, str]:
-    """The renaming of the class, which transformers 4 applies to models that see only."""
+    """The class's renaming, which transformers 4 applies only to vision models."""
     kinds = getattr(sys.modules["transformers.modeling_utils"], "VLMS", ())
     classes = [kind.__name__.lower() for kind in type(model).__mro__]
     sees = any(kind in name for name in classes for kind in kinds)

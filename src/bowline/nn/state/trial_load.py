@@ -1,4 +1,4 @@
-"""A load tried out on a twin without values, where modules have a say in loading and only they know what fits."""
+"""Tries a load on a copy of the model without values, when modules customise loading and only they know what fits."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["rehearse"]
 def rehearse(
     model: nn.Module, held: Iterable[torch.Tensor], state: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The names that torch and the modules will find missing and unexpected; `None` where no twin can be made.
+    """The names that torch and the modules will find missing and unexpected; `None` if no copy can be made.
 
     `held`: the model's parameters and buffers.
 
     Raises:
-        CheckpointError: what torch, a module or a hook would raise half-way.
+        CheckpointError: torch, a module or a hook would raise half-way.
     """
     tensors = {id(tensor): tensor for tensor in held}
     try:
         twin = copy.deepcopy(model, {key: _without_values(tensor) for key, tensor in tensors.items()})
-    except Exception:  # a lock, a file, a process group: whatever cannot be copied is not a reason to refuse a load
+    except Exception:  # an uncopyable lock, file or process group is not a reason to refuse a load
         return None
     ghost = OrderedDict(
         (name, torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else copy.copy(value))

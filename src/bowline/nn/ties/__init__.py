@@ -1,1 +1,1 @@
-"""Ties between live modules: found, declared, checked, made, undone and kept."""
+"""Ties between live modules: find, declare, check, make and undo them."""

@@ -1,4 +1,4 @@
-"""The two ends of a tie: whether they are one, and which of them makes logits."""
+"""The two ends of a tie: whether they are one parameter, and which of them is the output head."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def there(tie: Tie, known: Mapping[str, Slot]) -> bool:
 
 
 def holds(tie: Tie, known: Mapping[str, Slot]) -> bool:
-    """Whether both ends are there and one parameter."""
+    """Whether both ends exist and are one parameter."""
     return there(tie, known) and known[tie.target].tensor is known[tie.source].tensor
 
 
 def is_alias(tie: Tie, known: Mapping[str, Slot]) -> bool:
-    """Whether both ends are there, two parameters, and one memory."""
+    """Whether both ends exist, and are two parameters on one memory."""
     return there(tie, known) and state_of(known[tie.target].tensor, known[tie.source].tensor) is TieState.ALIAS
 
 
 def makes_logits(target: Slot, source: Slot) -> bool:
-    """A matrix that is not looked up in: the output head, and not another table, a bias, or a second such layer.
+    """Whether the target is an output head: a matrix, but not a table, a bias, or a second layer of the same kind.
 
-    Two layers of one kind (the convolutions of UDOP, the repeated heads of a DETR) are no embedding and its head.
+    Two layers of one kind (the convolutions of UDOP, the repeated heads of a DETR) are not an embedding and its head.
     """
     alike = isinstance(target.module, nn.Embedding) or type(target.module) is type(source.module)
     return target.tensor.ndim == 2 and not alike

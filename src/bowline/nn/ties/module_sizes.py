@@ -1,4 +1,4 @@
-"""What else has to be told when a matrix changes hands: the sizes that modules state, and transformers' own list."""
+"""Updates records of a matrix after a tie changes: sizes that modules state, and transformers' list of ties."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stated_sizes(end: Slot) -> dict[str, tuple[int, int]]:
 
 
 def fit_sizes(end: Slot) -> Callable[[], None]:
-    """Make `out_features`, `num_embeddings` and their like say what the weight is; returns what undoes it."""
+    """Set `out_features`, `num_embeddings` and their like to the weight's sizes; returns a function that undoes it."""
     before = {name: stated for name, (stated, true) in stated_sizes(end).items() if stated != true}
     for name, (_, true) in stated_sizes(end).items():
         setattr(end.module, name, true)
@@ -46,7 +46,7 @@ def fit_sizes(end: Slot) -> Callable[[], None]:
 
 
 def tell_transformers(model: nn.Module) -> None:
-    """Make each `all_tied_weights_keys`, by which transformers 5 saves and places a model, list what is tied now."""
+    """Update each `all_tied_weights_keys`, by which transformers 5 saves and places a model, to the present ties."""
     for module in model.modules():
         listed: Any = module.__dict__.get("all_tied_weights_keys")
         if isinstance(listed, dict):

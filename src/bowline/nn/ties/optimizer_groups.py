@@ -1,4 +1,4 @@
-"""What an optimizer holds of a tie, and keeping it right when the tie is made, undone or resized."""
+"""Keeps an optimizer's groups and state correct when a tie is made, undone or resized."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["copy_state", "drop", "expect", "expect_groups", "group_of", "held", 
 
 Group = dict[str, Any]
 POWERS = {"exp_avg": 1, "momentum_buffer": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "square_avg": 2, "sum": 2}
-"""Moments of the gradient by torch's names, and of which order each is."""
+"""Moments of the gradient by torch's names, with the order of each."""
 
 
 def expect(optimizer: object) -> None:
-    """Raise, before anything is changed, where this optimizer's parameters cannot be exchanged.
+    """Raise, before anything is changed, if this optimizer's parameters cannot be replaced.
 
     Raises:
         UsageError: it has no groups and no state by parameter.
@@ -35,7 +35,7 @@ def expect(optimizer: object) -> None:
 
 
 def expect_groups(optimizer: object) -> None:
-    """Raise a `UsageError` for what is no optimizer: it has no groups of parameters and no state."""
+    """Raise a `UsageError` if this is not an optimizer: no groups of parameters, or no state."""
     if not isinstance(getattr(optimizer, "param_groups", None), list) or not hasattr(optimizer, "state"):
         raise UsageError(f"optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer")
 
@@ -46,7 +46,7 @@ def group_of(optimizer: Optimizer, parameter: torch.Tensor) -> Group | None:
 
 
 def replace(optimizer: Optimizer, old: torch.Tensor, new: torch.Tensor) -> None:
-    """`new` in the place of `old`, with its state; where `new` is there already, `old` only goes."""
+    """Replace `old` by `new`, with its state; if `new` is in the optimizer already, only remove `old`."""
     if old is new:
         return
     if group_of(optimizer, new) is not None:
@@ -59,18 +59,18 @@ def replace(optimizer: Optimizer, old: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def drop(optimizer: Optimizer, parameter: torch.Tensor) -> None:
-    """Forget `parameter` and its state."""
+    """Remove `parameter` and its state."""
     for group in optimizer.param_groups:
         kept = [at for at, p in enumerate(group["params"]) if p is not parameter]
-        for key in {"params", "param_names"} & set(group):  # names are there if named_parameters() were given
+        for key in {"params", "param_names"} & set(group):  # names exist if named_parameters() were given
             group[key][:] = [group[key][at] for at in kept]
     optimizer.state.pop(parameter, None)
 
 
 def copy_state(optimizer: Optimizer, source: torch.Tensor, new: torch.Tensor, name: str, scale: float = 1.0) -> None:
-    """`new`, called `name`, beside `source` in its group, with a copy of its state: what an untied head starts from.
+    """Add `new`, called `name`, to the group of `source`, with a copy of its state, for an untied head.
 
-    Where it is `scale` times the source, its gradient is 1 / `scale` times the source's, and so are the moments.
+    If it is `scale` times the source, its gradient is 1 / `scale` times the source's, and so are the moments.
     """
     group = group_of(optimizer, source)
     if group is None or group_of(optimizer, new) is not None:
@@ -88,7 +88,7 @@ def copy_state(optimizer: Optimizer, source: torch.Tensor, new: torch.Tensor, na
 def resize_state(
     optimizer: Optimizer, parameter: nn.Parameter, shape: torch.Size, resize: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Pass through `resize` each state tensor that had the parameter's old `shape` (moments; not step counters)."""
+    """Apply `resize` to each state tensor that had the parameter's old `shape` (moments; not step counters)."""
     state = optimizer.state.get(parameter, {})
     for key, value in state.items():
         if isinstance(value, torch.Tensor) and value.shape == shape:
@@ -96,7 +96,7 @@ def resize_state(
 
 
 def held(optimizer: Optimizer) -> Iterator[tuple[int, torch.Tensor]]:
-    """Every parameter that the optimizer holds, with its group's number."""
+    """Every parameter of the optimizer, with its group's number."""
     for at, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             yield at, parameter

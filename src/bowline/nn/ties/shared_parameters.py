@@ -1,4 +1,4 @@
-"""What is shared in a model now: by identity, which is a tie, and by memory alone, which is not."""
+"""Finds what a model shares now: one parameter under two names (a tie), or only memory (an alias)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["FoundTies", "find_ties", "shared_ties"]
 class FoundTies:
     """`ties` hold one `Parameter`; `aliases` are two `Parameter`s on one memory, views included. Iterates over `ties`.
 
-    An alias trains and saves as a tie does only until something touches it: an optimizer keeps two states, `.to` and
-    sharding make two tensors of it. `tie_weights` makes a tie of it.
+    An alias trains and saves like a tie only until something touches it: an optimizer keeps two states, `.to` and
+    sharding make two tensors of it. `tie_weights` turns it into a tie.
     """
 
     ties: tuple[Tie, ...]
@@ -67,7 +67,7 @@ def find_ties(model: nn.Module) -> FoundTies:
 
 
 def shared_ties(model: nn.Module, known: Mapping[str, Slot], *, beside: Collection[Tie] = ()) -> tuple[Tie, ...]:
-    """The ties of `find_ties`, without looking for aliases; a knot that the ties `beside` span already is left out.
+    """The ties of `find_ties`, without aliases; groups that the ties `beside` already connect are left out.
 
     `known` are `slots(model)`.
     """
@@ -85,7 +85,7 @@ def shared_ties(model: nn.Module, known: Mapping[str, Slot], *, beside: Collecti
 
 
 def _holders(known: Mapping[str, Slot]) -> list[list[Slot]]:
-    """Every parameter, as the slots that hold it."""
+    """For every parameter, the slots that hold it."""
     holders: dict[int, list[Slot]] = {}
     for slot in known.values():
         parameters = slot.module._parameters
@@ -95,13 +95,13 @@ def _holders(known: Mapping[str, Slot]) -> list[list[Slot]]:
 
 
 def _spanned(group: list[Slot], ties: Collection[Tie]) -> bool:
-    """Whether one of the group is, by `ties`, the source of all others."""
+    """Whether `ties` make one of the group the source of all others."""
     names = {slot.name for slot in group}
     return any(names == {source} | {tie.target for tie in ties if tie.source == source} & names for source in names)
 
 
 def _ranking(model: nn.Module, known: Mapping[str, Slot]) -> Callable[[Slot], tuple[bool, bool, bool, int]]:
-    """Who of several names is the source: smaller is more so."""
+    """Sort key that puts the source of several names first."""
     declared = declared_ties(model, flag=True, known=known)
     sources, targets = {tie.source for tie in declared}, {tie.target for tie in declared}
     order = {name: at for at, name in enumerate(known)}

@@ -1,4 +1,4 @@
-"""How two tensors stand to each other: the state of a tie between them, and where their values differ."""
+"""Compares two tensors: the state of a tie between them, and where their values differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bowline.tie import TieState
 __all__ = ["TensorDifference", "difference", "is_plain", "kind_of", "same_bits", "state_of"]
 
 BLOCK_ELEMENTS = 1 << 20
-"""Values are compared in blocks of about this many: memory stays bounded whatever the table's size."""
+"""Values per block of a comparison, so that memory stays bounded for any table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,19 +29,19 @@ class TensorDifference:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it holds one matrix of numbers: not quantised, not sharded, not wrapped by a subclass that computes."""
+    """Whether a tensor holds one matrix of numbers: not quantised, sharded, or wrapped by a computing subclass."""
     return type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_quantized
 
 
 def kind_of(tensor: torch.Tensor) -> str:
-    """What a tensor that is not plain is, in words."""
+    """Describes in words a tensor that is not plain."""
     if tensor.is_quantized:
         return f"quantised ({tensor.dtype})"
     return f"a {type(tensor).__name__}" if tensor.layout is torch.strided else f"{tensor.layout}"
 
 
 def state_of(target: torch.Tensor, source: torch.Tensor) -> TieState:
-    """The state of a tie between two tensors that are there.
+    """The state of a tie between two existing tensors.
 
     `ALIAS` is the same memory, element for element; two views that are shifted or transposed are compared by value.
     `EQUAL` is equality of bits: a NaN equals itself, 0.0 is not -0.0. Two tensors without values (meta) are a clone of

@@ -1,4 +1,4 @@
-"""Do the live tensors do what is declared, and will the optimizer treat them as one?"""
+"""Checks that live tensors are tied as declared, and that an optimizer treats each tie as one parameter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["check_ties"]
 
 
 def check_ties(model: nn.Module, ties: Ties | None = None, *, optimizer: Optimizer | None = None) -> TieReport:
-    """How each tie stands: shared, an alias, a clone, diverged (in how many rows, by how much), or impossible.
+    """The state of each tie: shared, an alias, a clone, diverged (in how many rows, by how much), or impossible.
 
     `ties` are the declared ones (`declared_ties`), and those that hold although the flag says no, unless they are
     given. Beside the state a check remarks on sizes and biases that no longer fit, parametrizations on either side,
@@ -86,7 +86,7 @@ def _why_missing(model: nn.Module, name: str, known: dict[str, Slot]) -> Remark:
 
 
 def _structure(target: Slot, source: Slot) -> Iterator[Remark]:
-    """Buffers, sizes and biases."""
+    """Remarks on buffers, sizes and biases."""
     for end in (target, source):
         if not end.is_parameter:
             yield Remark(
@@ -115,7 +115,7 @@ def _structure(target: Slot, source: Slot) -> Iterator[Remark]:
 
 
 def _against_the_flag(tie: Tie) -> Remark:
-    """A tie that holds and that the config denies: whoever saves by the one and loads by the other loses an end."""
+    """Remarks on ties that hold although the config denies them: a save by one and a load by the other lose an end."""
     return Remark(
         kind="flag",
         message=f"{tie.target} is tied and the config says that it is not: transformers' save_pretrained drops it, and "
@@ -146,7 +146,7 @@ def _freezing(model: nn.Module, target: Slot, source: Slot) -> Iterator[Remark]:
 
 
 class _Listed:
-    """What an optimizer holds: how often each parameter, and which of them the model does not have."""
+    """The parameters of an optimizer: how often it lists each, and which of them the model does not have."""
 
     def __init__(self, known: dict[str, Slot], optimizer: Optimizer) -> None:
         optimizer_groups.expect_groups(optimizer)
@@ -166,7 +166,7 @@ def _in_optimizer(known: dict[str, Slot], target: Slot, source: Slot, listed: _L
     alike = [at for at, shape in listed.foreign if shape == source.tensor.shape]
     lost = any(key not in counts and end.tensor.requires_grad for key, end in ends.items())
     for at in alike:
-        # Parameters of other shapes are another model's, which this optimizer trains as well; so may these be.
+        # Parameters of other shapes belong to another model that this optimizer trains too; these may as well.
         certain = lost or len(alike) == len(listed.foreign)
         yield Remark(
             kind="stale",
@@ -195,7 +195,7 @@ def _in_optimizer(known: dict[str, Slot], target: Slot, source: Slot, listed: _L
 
 
 def _weight_decay(known: dict[str, Slot], shared: Slot, optimizer: Optimizer) -> Iterator[Remark]:
-    """Where the groups treat other embeddings and other matrices unlike, the two ends would have wanted either."""
+    """Remarks on weight decay, if the groups treat other embeddings and other matrices differently."""
     kinds = {id(end.tensor): type(end.module) for end in known.values() if end.tensor.ndim > 1}
     decay: dict[bool, set[float]] = {True: set(), False: set()}
     own: float | None = None

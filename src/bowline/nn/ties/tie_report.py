@@ -1,4 +1,4 @@
-"""What a check of live ties found, one entry per tie, and the error that it becomes."""
+"""The report of a check of live ties, one entry per tie, and the error that it raises."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Remark", "TieCheck", "TieReport"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """One thing about a tie that its state does not say: what it is, what was seen, the way out.
+    """One remark about a tie beyond its state: its kind, what was seen, and what to do.
 
     `kind` is stable: `size`, `bias`, `missing_tensor`, `parametrized`, `not_a_parameter`, `frozen`, `stale`,
-    `missing`, `duplicate`, `weight_decay`, `flag`. `breaks` tells a fault from something worth knowing.
+    `missing`, `duplicate`, `weight_decay`, `flag`. `breaks` marks a fault; other remarks are information.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieCheck:
-    """One tie: its state; where its values differ, if they do; and what else was seen."""
+    """The check of one tie: its state, where its values differ (if they do), and further remarks."""
 
     tie: Tie
     state: TieState
@@ -39,7 +39,7 @@ class TieCheck:
 
     @property
     def broken(self) -> bool:
-        """Whether it is not one parameter, or something about it makes the model or the optimizer wrong."""
+        """Whether the ends are not one parameter, or a remark says that model or optimizer are wrong."""
         return self.state is not TieState.SHARED or any(remark.breaks for remark in self.remarks)
 
     def __str__(self) -> str:
@@ -49,13 +49,13 @@ class TieCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieReport:
-    """Every tie that was asked for. Truthy when none is broken; `str()` is for people."""
+    """The checks of all requested ties. Truthy if none is broken; `str()` is for people."""
 
     checks: tuple[TieCheck, ...]
 
     @property
     def broken(self) -> tuple[TieCheck, ...]:
-        """The ties that do not hold."""
+        """The checks of broken ties."""
         return tuple(check for check in self.checks if check.broken)
 
     def __bool__(self) -> bool:
@@ -72,7 +72,7 @@ class TieReport:
         return found[target]
 
     def raise_if_broken(self) -> None:
-        """Raise a `TieError` that lists every broken tie, if there is one."""
+        """Raise a `TieError` that lists every broken tie, if any."""
         if not self.broken:
             return
         seen = "; ".join(str(check).replace("\n  ", "; ") for check in self.broken)

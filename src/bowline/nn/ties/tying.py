@@ -1,4 +1,4 @@
-"""Making ties: one `Parameter` at both ends, or an error that leaves the model as it was."""
+"""Makes ties: one `Parameter` at both ends, or an error that leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Conflict = Literal["raise", "source", "target"]
 
 @dataclass(frozen=True, slots=True)
 class Knot:
-    """Every slot that is to hold one `Parameter`: the source first, then its targets."""
+    """The slots that will hold one `Parameter`: the source first, then its targets."""
 
     source: Slot
     targets: tuple[tuple[Tie, Slot], ...]
@@ -94,7 +94,7 @@ def knots_of(model: nn.Module, ties: tuple[Tie, ...], known: dict[str, Slot]) ->
     """The ties by their source, every name looked up and found to be a parameter that can be tied."""
     for tie in ties:
         _check_pair(tie, slot(model, tie.target, known), slot(model, tie.source, known))
-    # Names that are one parameter already are one end: without this, two ties could pull it in two directions.
+    # Names that are already one parameter count as one end; otherwise two ties could demand different values of it.
     first = {id(end.tensor): name for name, end in reversed(known.items())}
     ends = [(first[id(known[tie.target].tensor)], first[id(known[tie.source].tensor)]) for tie in ties]
     roots = {tie.target: tie.source for tie in as_ties([(one, other) for one, other in ends if one != other])}
@@ -108,7 +108,7 @@ def knots_of(model: nn.Module, ties: tuple[Tie, ...], known: dict[str, Slot]) ->
 
 
 def hang(known: dict[str, Slot], knot: Knot, winner: nn.Parameter, undo: ExitStack) -> list[torch.Tensor]:
-    """Put `winner` at every slot of the knot, and wherever else its losers hang; returns the losers."""
+    """Put `winner` in every slot of the knot and of the parameters that it replaces; returns those."""
     losers = {id(end.tensor): end.tensor for end in (knot.source, *(target for _, target in knot.targets))}
     losers.pop(id(winner), None)
     ends = [end for end in known.values() if id(end.tensor) in losers and end.is_parameter] if losers else []
@@ -160,9 +160,9 @@ def _way_out(what: str, a: torch.Tensor, b: torch.Tensor) -> str:
 
 
 def _scale_to_come(model: nn.Module, grouped: list[Knot]) -> float:
-    """What the model will multiply its head's input by once it is tied, and does not now (T5's relatives), or 1.
+    """The factor that tying will put on the head's input (T5's relatives), or 1.
 
-    So it will where the flag alone decides; and where the head carries the factor, as `untie_weights` leaves it.
+    It applies if the flag alone decides, and if the head's matrix carries the factor, as `untie_weights` leaves it.
     """
     scale = idle_scale(model)
     heads = [(end, knot.source) for knot in grouped for _, end in knot.targets if makes_logits(end, knot.source)]
@@ -173,14 +173,14 @@ def _scale_to_come(model: nn.Module, grouped: list[Knot]) -> float:
 
 
 def _same(target: torch.Tensor, source: torch.Tensor, scale: float) -> bool:
-    """Whether `target` is `source`, bit for bit, with the scale that it carries."""
+    """Whether `target` is `source` times the scale, bit for bit."""
     if scale == 1.0:
         return state_of(target, source) is not TieState.DIVERGED
     return not source.is_meta and same_bits(target, source.detach() * scale)
 
 
 def _winner(knot: Knot, on_conflict: Conflict, scale: float) -> nn.Parameter:
-    """The `Parameter` that stays."""
+    """The `Parameter` whose values stay."""
     source = knot.source.tensor
     assert isinstance(source, nn.Parameter)
     ends = [
@@ -214,7 +214,7 @@ def _winner(knot: Knot, on_conflict: Conflict, scale: float) -> nn.Parameter:
 
 
 def check_bias(end: Slot, winner: torch.Tensor) -> None:
-    """Refuse a head whose bias has another length than the matrix that it is to take."""
+    """Raise if a head's bias does not have as many entries as its new matrix has rows."""
     bias = end.beside("bias")
     is_weight = isinstance(end.module, nn.Linear) and end.attribute == "weight"
     if is_weight and bias is not None and len(bias) != len(winner):
@@ -225,6 +225,6 @@ def check_bias(end: Slot, winner: torch.Tensor) -> None:
 
 
 def _governed(model: nn.Module, wanted: tuple[Tie, ...]) -> bool:
-    """Whether a flag decides about any of these ties, and may be true: each tie that it decides about holds now."""
+    """Whether a flag decides about any of these ties, and may be true because all ties that it decides hold now."""
     declared, known = declared_ties(model, flag=True), slots(model)
     return bool(set(wanted) & set(declared)) and all(holds(tie, known) for tie in declared if there(tie, known))

@@ -1,4 +1,4 @@
-"""Undoing ties: each end gets a matrix of its own, and nothing that was trained is lost."""
+"""Undoes ties: each end gets its own matrix, and nothing trained is lost."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def untie_weights(
                 f"{staying[0]}: would stay tied, and lose the scale {scale:.3g} that goes with the flag",
                 help="untie the head as well",
             )
-        scale = 1.0  # what still scales is the model
+        scale = 1.0  # the model itself keeps scaling
     apart = [tie for tie in heads if not holds(tie, known)] if follows_flag(model) else []
     separate(model, undone, head=head, scale=scale, optimizer=optimizer)
-    for tie in apart:  # a head of its own already, and scaled until now
+    for tie in apart:  # an untied head whose input has been scaled until now
         with torch.no_grad():
             slots(model)[tie.target].tensor.mul_(scale)
     return undone
@@ -96,7 +96,7 @@ def separate(
     scale: float = 1.0,
     optimizer: Optimizer | None = None,
 ) -> None:
-    """Give each target a `Parameter` of its own, times `scale` where it is the head's, and clear the flag."""
+    """Give each target its own `Parameter`, times `scale` for the head, and clear the flag."""
     known = slots(model)
     fresh = {tie: _fresh(known[tie.target], known[tie.source], head, scale) for tie in ties}
     before = {tie: (known[tie.source].tensor, known[tie.target].tensor) for tie in ties}
@@ -105,7 +105,7 @@ def separate(
         for tie, parameter in fresh.items():
             shared = now[tie.target].same_place(now[tie.source])
             _hang_alone(model, now[tie.target], now[tie.source], parameter, undo)
-            if shared:  # another module is in its place
+            if shared:  # another module has taken its place
                 now = slots(model)
         if not all(holds(tie, now) for tie in declared_ties(model, flag=True)):
             undo.callback(restore, set_flag(model, False))
@@ -115,7 +115,7 @@ def separate(
     if optimizer is not None:
         for tie, parameter in fresh.items():
             source, target = before[tie]
-            if target is not source:  # an alias, which the optimizer may hold by itself
+            if target is not source:  # an alias, which the optimizer may hold separately
                 optimizer_groups.replace(optimizer, target, parameter)
             scaled = scale if head == "copy" and makes_logits(known[tie.target], known[tie.source]) else 1.0
             optimizer_groups.copy_state(optimizer, source, parameter, tie.target, scaled)

@@ -1,1 +1,1 @@
-"""The module tree: where each tensor hangs, which tensors share memory, and each parameter once."""
+"""The module tree: the place of each tensor, tensors that share memory, and each parameter once."""

@@ -1,6 +1,6 @@
-"""A module's class, swapped for one of the same name that does something more, as FSDP2 swaps classes.
+"""Swaps a module's class for a subclass of the same name that does something more, as FSDP2 does.
 
-What is put on a module so goes with it: into copies, deep or through a file, and into replicas on other devices.
+The added behaviour then follows the module into copies, deep or through a file, and into replicas on other devices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ OWN = "_own_class"
 
 
 def swapped_class(kind: type[Any], *bases: type[Any], **attributes: Any) -> type[Any]:
-    """A class called as `kind` is, of these bases, one of which is `kind` or derives from it, with these attributes.
+    """A class with the name of `kind`, these bases (one is `kind` or derives from it) and these attributes.
 
     Example:
         >>> class Loud(int):
@@ -33,13 +33,13 @@ def swapped_class(kind: type[Any], *bases: type[Any], **attributes: Any) -> type
 
 
 def own_class(module: Any) -> type[Any]:
-    """The class that it had before its class was swapped, or has."""
+    """The class of a module before the swap, or its present class if none was swapped."""
     kind: type[Any] = getattr(type(module), OWN, type(module))
     return kind
 
 
 def is_swapped(module: Any) -> bool:
-    """Whether the class that it has now is one of these."""
+    """Whether a module's present class is a swapped one."""
     return OWN in vars(type(module))
 
 

@@ -1,4 +1,4 @@
-"""Where a tensor hangs in a model: its module and its name there. A tie is two slots that hold one `Parameter`."""
+"""`Slot`: a tensor's place in a model, its module and its name there. A tie is two slots with one `Parameter`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Slot", "expect_module", "named_modules", "occupied", "slot", "slots"
 
 @dataclass(slots=True, eq=False)  # not frozen: thousands are made for every call
 class Slot:
-    """A parameter's or buffer's place: `module.attribute`, called `name` from the model's root.
+    """The place of a parameter or buffer: `module.attribute`, with its `name` from the model's root.
 
-    One module that hangs under two names (a shared layer) gives two slots with the same `module`.
+    One module with two names (a shared layer) gives two slots with the same `module`.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Slot:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """What hangs there now."""
+        """The tensor in this place now."""
         attribute, home = self.attribute, self.module._parameters
         if attribute not in home:
             home = self.module._buffers  # type: ignore[assignment]
@@ -39,7 +39,7 @@ class Slot:
 
     @property
     def is_parameter(self) -> bool:
-        """Whether it is a parameter; otherwise it is a buffer."""
+        """Whether the tensor is a parameter; otherwise it is a buffer."""
         return self.attribute in self.module._parameters
 
     def beside(self, attribute: str) -> torch.Tensor | None:
@@ -48,22 +48,22 @@ class Slot:
         return home[attribute] if attribute in home else None  # noqa: SIM401 - TorchScript's has no `get`
 
     def put(self, parameter: nn.Parameter) -> None:
-        """Hang `parameter` there. No copy, and past `register_parameter`, which meta contexts replace."""
+        """Put `parameter` in this place, uncopied, and not by `register_parameter`, which meta contexts replace."""
         self.module._parameters[self.attribute] = parameter
 
     def same_place(self, other: Slot) -> bool:
-        """Whether both names lead to one place, because a module is shared."""
+        """Whether both names lead to the same place, because a module is shared."""
         return self.module is other.module and self.attribute == other.attribute
 
 
 def expect_module(model: object) -> None:
-    """Raise a `UsageError` for what is no model: a path, `None`, a state dict."""
+    """Raise a `UsageError` if this is not a model but a path, `None` or a state dict."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"{type(model).__name__}: expected a torch.nn.Module", help="build or load the model first")
 
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """`model.named_modules(remove_duplicate=False)`, whose generators within generators cost five times as much."""
+    """`model.named_modules(remove_duplicate=False)`, without nested generators, in a fifth of the time."""
     found: list[tuple[str, nn.Module]] = [("", model)]
 
     def walk(inside: str, module: nn.Module) -> None:
@@ -85,7 +85,7 @@ def slots(model: nn.Module) -> dict[str, Slot]:
 
 
 def occupied(modules: Sequence[tuple[str, nn.Module]]) -> Iterator[tuple[Slot, torch.Tensor]]:
-    """Each slot with what hangs there now: parameters first."""
+    """Each slot with its present tensor: parameters first."""
     for buffers in (False, True):
         for prefix, module in modules:
             home: Mapping[str, torch.Tensor | None] = module._buffers if buffers else module._parameters
@@ -100,7 +100,7 @@ def slot(model: nn.Module, name: str, known: dict[str, Slot] | None = None) -> S
     """The slot called `name`.
 
     Raises:
-        TieError: there is none; the message says why (parametrized, a plain attribute, a misspelling).
+        TieError: no such slot; the message says why (parametrized, a plain attribute, a misspelling).
     """
     known = slots(model) if known is None else known
     if name in known:

@@ -1,4 +1,4 @@
-"""Which tensors lie on the same memory: two of them that overlap are an alias, and an alias is not a tie."""
+"""Finds tensors that share memory: two overlapping tensors are an alias, and an alias is not a tie."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["PLAIN", "extent", "knots", "overlap", "overlapping"]
 
 Key = TypeVar("Key")
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""The types that hold one matrix of numbers and compute nothing of their own."""
+"""The tensor types that hold one matrix of numbers and override no computation."""
 Extent = tuple[str, int, int]
-"""Device and first and last address; for a tensor without memory (meta), its storage object and the offsets in it."""
+"""Device, first and last address; for a tensor without memory (meta), its storage object and the offsets in it."""
 
 
 def extent(tensor: torch.Tensor) -> Extent | None:
-    """The addresses that `tensor` spans, or `None` where nobody can say (empty, sparse, made of several tensors)."""
+    """The addresses that `tensor` spans, or `None` if unknown (empty, sparse, made of several tensors)."""
     if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.numel() == 0:
         return None
     reach = tensor.numel()
@@ -33,7 +33,7 @@ def extent(tensor: torch.Tensor) -> Extent | None:
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the addresses that two tensors span have any in common; those of a matrix's columns interleave.
+    """Whether the address ranges of two tensors overlap; those of a matrix's columns interleave.
 
     Example:
         >>> table = torch.zeros(4, 2)
@@ -45,7 +45,7 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def overlapping(tensors: Sequence[tuple[Key, torch.Tensor]]) -> Iterator[tuple[Key, Key]]:
-    """Pairs of keys whose tensors overlap, each later one with the widest before it: one sweep over the addresses."""
+    """Pairs of keys whose tensors overlap, each with the widest before it, found in one pass over the addresses."""
     spans = sorted((place, at) for at, (_, tensor) in enumerate(tensors) if (place := extent(tensor)) is not None)
     home, end, widest = "", 0, 0
     for (device, start, stop), at in spans:
@@ -56,7 +56,7 @@ def overlapping(tensors: Sequence[tuple[Key, torch.Tensor]]) -> Iterator[tuple[K
 
 
 def knots(pairs: Iterable[tuple[Key, Key]]) -> list[list[Key]]:
-    """Connected groups, each in the order in which its members were first seen."""
+    """Connected groups, members in the order in which they were first seen."""
     found: list[list[Key]] = []
     for one, other in pairs:
         joined = [knot for knot in found if one in knot or other in knot]

@@ -1,4 +1,4 @@
-"""Each parameter once: of tensors that share memory an optimizer and a gradient norm need one."""
+"""Lists each parameter once: optimizers and gradient norms need one of the tensors that share memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["unique_parameters"]
 
 
 def unique_parameters(parameters: Iterable[torch.Tensor] | torch.Tensor | nn.Module) -> Iterator[torch.Tensor]:
-    """Each parameter once, and of those that overlap in memory the widest, or the first: what an optimizer needs.
+    """Each parameter once, as an optimizer needs them; of those that overlap in memory, the widest, or the first.
 
-    `torch.nn.utils.clip_grad_norm_` counts what is listed twice twice, and SGD steps twice.
+    `torch.nn.utils.clip_grad_norm_` counts a parameter that is listed twice twice, and SGD steps it twice.
 
     Example:
         >>> table = nn.Parameter(torch.ones(3, 2))
         >>> len(list(unique_parameters([table, table, nn.Parameter(table.detach())])))
         1
     """
-    if isinstance(parameters, torch.Tensor):  # which would be iterated over its rows
+    if isinstance(parameters, torch.Tensor):  # iterating over a tensor would give its rows
         parameters = [parameters]
     given = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
     given = list(given)

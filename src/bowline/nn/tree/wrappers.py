@@ -1,4 +1,4 @@
-"""Wrappers that keep lists of parameters, which a tie made or undone inside them would leave wrong."""
+"""Refuses models wrapped for data parallelism, whose parameter lists a change of ties would make wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["refuse_wrapped"]
 
 
 def refuse_wrapped(model: nn.Module) -> None:
-    """Raise a `TieError` where a part of `model` is wrapped for data parallelism (DDP, FSDP)."""
+    """Raise a `TieError` if a part of `model` is wrapped for data parallelism (DDP, FSDP)."""
     expect_module(model)
     for name, module in model.named_modules():
         kind = type(module).__name__

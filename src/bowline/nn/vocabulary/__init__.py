@@ -1,1 +1,1 @@
-"""The vocabulary of a live model: its axes found, and made longer or shorter all at once."""
+"""The vocabulary of a live model: finds its axes, and resizes them all at once."""

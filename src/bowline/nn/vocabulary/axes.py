@@ -1,4 +1,4 @@
-"""The tensors that have an axis for the vocabulary, and the checks that each can be resized in place."""
+"""Records of tensors with a vocabulary axis, and checks that each can be resized in place."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Axis", "Stated", "Vocabulary", "axes_of", "check_tensors"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Axis:
-    """One tensor and the axis of it that runs over the vocabulary; `slots` are all the places where it hangs.
+    """One tensor and its axis over the vocabulary; `slots` are all places in the model that hold the tensor.
 
-    `excess` is how much longer than the vocabulary the axis is. Rows past the vocabulary (the eight of Mllama's
-    embedding, the padding row of Moshi's) stay its last ones. `stand_in` is the row that serves the tokens which a
-    shorter axis leaves out.
+    `excess` is how much longer than the vocabulary the axis is. Rows past the vocabulary (eight in Mllama's
+    embedding, the padding row in Moshi's) stay its last rows. `stand_in` is the row used for the tokens that a shorter
+    axis leaves out.
     """
 
     slots: tuple[Slot, ...]
@@ -43,13 +43,13 @@ class Axis:
 
     @property
     def length(self) -> int:
-        """How long the axis is now."""
+        """The present length of the axis."""
         return int(self.tensor.shape[self.axis])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stated:
-    """Where a config states the size: the dotted `path` in the config of the module called `prefix`."""
+    """A place where a config states the size: the dotted `path` in the config of the module called `prefix`."""
 
     prefix: str
     config: Any
@@ -58,9 +58,9 @@ class Stated:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """All axes of one vocabulary, how many tokens it has, and the configs that say so.
+    """All axes of one vocabulary, its number of tokens, and the configs that state it.
 
-    `fixed_ids` is true where the model computes with the ids themselves, so that none may move.
+    `fixed_ids` is true if the model computes with the ids themselves, so that no id may change.
     """
 
     size: int
@@ -70,7 +70,7 @@ class Vocabulary:
 
     @property
     def tail(self) -> int:
-        """How many rows past the vocabulary the longest axis has."""
+        """The number of rows past the vocabulary in the longest axis."""
         return max(0, *(axis.excess for axis in self.axes))
 
     @property
@@ -123,10 +123,10 @@ def _biases(
 
 
 def check_tensors(known: Mapping[str, Slot], axes: Iterable[Axis]) -> None:
-    """Refuse what cannot be resized in place.
+    """Raise for tensors that cannot be resized in place.
 
     Raises:
-        TieError: a quantised, sharded, sparse or inference tensor, or one that lies on another tensor's memory.
+        TieError: a quantised, sharded, sparse or inference tensor, or one that shares another tensor's memory.
     """
     for axis in axes:
         tensor = axis.tensor

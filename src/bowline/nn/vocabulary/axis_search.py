@@ -1,4 +1,4 @@
-"""The vocabulary of a model: from the caller's word, from the families' table, else from the model's structure."""
+"""Finds a model's vocabulary axes: from the caller, from the families' table, or from the model's structure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["find_vocabulary"]
 
 
 def find_vocabulary(model: nn.Module, axes: Mapping[str, int] | None = None) -> Vocabulary:
-    """Every tensor with a vocabulary axis, how many tokens there are, and where configs state it.
+    """Every tensor with a vocabulary axis, the number of tokens, and where configs state it.
 
     Raises:
-        TieError: the tensors cannot be told or cannot be resized; the message names them.
+        TieError: the tensors are ambiguous or cannot be resized; the message names them.
         UsageError: `axes` is not a mapping of names to axes.
     """
     known = slots(model)
@@ -94,10 +94,10 @@ def _known(model: nn.Module, known: dict[str, Slot], parts: list[KnownPart]) -> 
 
 
 def _refuse_another(model: nn.Module, known: dict[str, Slot], parts: list[KnownPart]) -> None:
-    """Around a part that the table knows, a second model with an embedding and a head of its own may be the one meant.
+    """Raise if a model around a part that the table knows has an embedding and a head of its own, too.
 
     Raises:
-        TieError: it is there.
+        TieError: it has.
     """
     outside = [s for s in known.values() if not any(s.name.startswith(p.prefix + ".") or not p.prefix for p in parts)]
     mine = {int(known[name].tensor.shape[axis]) for part in parts for name, axis in part.axes.items()}
@@ -120,7 +120,7 @@ def _inferred(model: nn.Module, known: dict[str, Slot]) -> Vocabulary:
 
 
 def _stated(model: nn.Module, size: int) -> tuple[Stated, ...]:
-    """The levels of the model's own config that give this size as `vocab_size`."""
+    """The levels of the model's own config whose `vocab_size` is this size."""
     config: Any = model.__dict__.get("config")
     if config is None:
         return ()

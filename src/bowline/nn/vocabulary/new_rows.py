@@ -1,4 +1,4 @@
-"""The rows of new tokens, and a resized tensor out of the old rows and the new."""
+"""Makes the rows of new tokens, and builds a resized tensor from old and new rows."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ NewRows: TypeAlias = str | Callable[[torch.Tensor, int], torch.Tensor]
 """`"mean"`, `"gaussian"`, `"zeros"`, `"copy:<id>"`, or a function of (old tensor, vocabulary first) and a count."""
 
 GAUSSIAN_SCALE = 1e-5
-"""What Hewitt's covariance is multiplied by."""
+"""Factor on the covariance in Hewitt's rule."""
 BLOCK_ELEMENTS = 1 << 22
-"""Rows are read and moved in blocks of about this many values: beside the result, memory does not follow the table."""
+"""Values per block in which rows are read and moved, so that extra memory does not grow with the table."""
 COPY = re.compile(r"copy:(\d+)")
 
 
 def check_rule(rule: NewRows, old_size: int) -> None:
-    """Refuse a rule that means nothing.
+    """Raise for an invalid rule.
 
     Raises:
-        UsageError: it is none of the names, copies a token that is not there, or is no function.
+        UsageError: it is not one of the names, copies a token that does not exist, or is not a function.
     """
     if callable(rule) or rule in ("mean", "gaussian", "zeros"):
         return
@@ -50,7 +50,7 @@ def make_rows(
     mean: an integer table repeats its rows from the first one.
 
     Raises:
-        UsageError: no row is left to take a mean of, or to copy; a function gave something that is not `count` rows.
+        UsageError: no row is left to average or to copy; a function did not return `count` rows.
     """
     rows = tensor.detach().movedim(axis, 0)
     rows = rows[: min(size, len(rows))]
@@ -93,11 +93,11 @@ def _copied(rows: torch.Tensor, at: int, count: int, name: str) -> torch.Tensor:
 def _precise(tensor: torch.Tensor) -> torch.dtype:
     if tensor.is_complex():
         return torch.complex128
-    return torch.float32 if tensor.device.type == "mps" else torch.float64  # that device has no float64
+    return torch.float32 if tensor.device.type == "mps" else torch.float64  # MPS has no float64
 
 
 def _usable(rows: torch.Tensor, padding: frozenset[int]) -> Iterator[torch.Tensor]:
-    """The rows that count, in blocks, precisely."""
+    """The rows that count, in blocks, in double precision where available."""
     step = max(1, BLOCK_ELEMENTS // max(1, rows[0].numel()))
     for start in range(0, len(rows), step):
         block = rows[start : start + step]
@@ -127,9 +127,9 @@ def _deviations(rows: torch.Tensor, padding: frozenset[int], mean: torch.Tensor,
 
 
 def spread(old: torch.Tensor, axis: int, origins: torch.Tensor, made: torch.Tensor | None) -> torch.Tensor:
-    """A new tensor whose rows along `axis` are the old ones at `origins`, and in turn those of `made` where it is -1.
+    """A new tensor whose rows along `axis` are the old rows at `origins`, or the next row of `made` where that is -1.
 
-    Without `made` they are zeros.
+    Without `made`, new rows are zeros.
     """
     shape = list(old.shape)
     shape[axis] = len(origins)

@@ -1,4 +1,4 @@
-"""A model's vocabulary, longer or shorter: every axis of it, in place, with ties, optimizer and configs following."""
+"""Resizes a model's vocabulary in place: every tensor with that axis, ties, the optimizer and configs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["NewRows", "VocabChange", "resize_vocab"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VocabChange:
-    """What a resize did: `old_size` tokens became `new_size`, padding rows counted.
+    """The result of a resize: `old_size` tokens became `new_size`, with padding rows counted.
 
     `kept` are the old ids of the new tokens 0, 1, ... (K,). `remap` gives for each old id the new one, -1 where the
-    token was dropped; (old size,), and longer where the embedding has rows past the vocabulary, which have ids too.
+    token was dropped; (old size,), or longer if the embedding has rows past the vocabulary, which have ids too.
     `tensors` are the names of all that were resized; a shared parameter is listed under each name.
     """
 
@@ -68,11 +68,11 @@ def resize_vocab(
     In `optimizer`, moments of kept rows are carried along and those of new rows are zero.
 
     Raises:
-        UsageError: an argument that means nothing, or a token dropped that an embedding or a config names.
+        UsageError: an invalid argument, or a token to drop that an embedding or a config names.
         TieError: the vocabulary's axes cannot be told from others, or one of its tensors is quantised, sharded,
-            computed, or lies on another's memory.
+            computed, or shares another tensor's memory.
 
-        Nothing has changed then.
+        In each case the model is unchanged.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9, bias=False)})
@@ -122,10 +122,10 @@ def resize_vocab(
 
 
 class _Resize:
-    """One tensor's part: its new rows are made at once, the rest when `run`.
+    """The resize of one tensor: computes its new rows at once, and changes the tensor in `run`.
 
-    What can fail is memory alone by then. A run that keeps every row can be taken back; one that drops rows cannot,
-    but the largest tensor goes first, and what it gives back is room for all after it.
+    By then only memory can run out. A run that keeps every row can be undone; one that drops rows cannot, but the
+    largest tensor goes first, and the memory that it frees is enough for all others.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class _Resize:
 
     @property
     def changes(self) -> bool:
-        """Whether any row comes, goes or moves."""
+        """Whether any row is added, dropped or moved."""
         return not torch.equal(self._origins, torch.arange(self._old_length))
 
     def run(self, undo: ExitStack) -> None:
-        """Resize the tensor and what the optimizer holds of it."""
+        """Resize the tensor and its state in the optimizer."""
         if not self.changes:
             return
         tensor, axis, old_length = self.axis.tensor, self.axis.axis, self._old_length
@@ -156,7 +156,7 @@ class _Resize:
         self._resize_state(old_length, self._origins)
 
     def _resize_state(self, length: int, origins: torch.Tensor) -> None:
-        """Moments have the parameter's shape; the factored ones of Adafactor, its rows alone."""
+        """Resize one state tensor: moments have the parameter's shape, Adafactor's factored ones only its rows."""
         tensor, axis = self.axis.tensor, self.axis.axis
         if self._optimizer is None or not isinstance(tensor, nn.Parameter):
             return
@@ -170,7 +170,7 @@ class _Resize:
 
 
 def _inverse(origins: torch.Tensor, old_length: int) -> torch.Tensor | None:
-    """Where each old row is now, or `None` where one is gone."""
+    """The new position of each old row, or `None` if a row was dropped."""
     back = torch.full((old_length,), -1)
     kept = origins >= 0
     back[origins[kept]] = torch.arange(len(origins))[kept]
@@ -178,10 +178,10 @@ def _inverse(origins: torch.Tensor, old_length: int) -> torch.Tensor | None:
 
 
 def _set(tensor: torch.Tensor, new: torch.Tensor) -> None:
-    """Exchange the values under a tensor that stays the same object.
+    """Replace the values of a tensor that stays the same object.
 
-    By way of another dtype, which makes autograd forget the old shape: else a graph that somebody still holds (the
-    last step's loss) would refuse the next gradient.
+    It is set to another dtype in between, so that autograd forgets the old shape: otherwise a graph that is still
+    alive (the last step's loss) would reject the next gradient.
     """
     if tensor.is_leaf and tensor.is_floating_point():
         other = torch.float16 if tensor.dtype is not torch.float16 else torch.float32

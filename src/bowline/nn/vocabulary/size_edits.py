@@ -1,4 +1,4 @@
-"""What else states the vocabulary's size or a token's id, in modules and configs, as edits that can be undone."""
+"""Edits of modules and configs that state the vocabulary's size or a token's id; each can be undone."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from bowline.nn.vocabulary.token_selection import Selection
 __all__ = ["Edit", "edits_of", "padding_of"]
 
 SIZES = ("vocab_size", "n_words", "n_vocab", "padded_vocab_size", "num_embeddings", "tgt_vocab_size", "src_vocab_size")
-"""Attributes of modules that state the vocabulary's size, where they are equal to it."""
+"""Attributes of modules that state the vocabulary's size if they are equal to it."""
 BESIDE = ("src_vocab_size", "tgt_vocab_size", "decoder_vocab_size")
-"""Keys beside a config's `vocab_size` that count the same tokens, where they are equal to it (FSMT, Marian)."""
+"""Keys beside a config's `vocab_size` that count the same tokens if they are equal to it (FSMT, Marian)."""
 TOKEN_IDS = re.compile(
     r"(?!(?:t2u|codec|codebook|tts_codec|num|max|min|default)_)"
     r"(?:\w*token_ids?|\w*token_index|(?:unk|mask|pad|bos|eos)_index"
@@ -30,7 +30,7 @@ TOKEN_IDS = re.compile(
 )
 """Keys of configs and attributes of modules that hold token ids."""
 ANOTHER_VOCABULARYS_ROOT = ("text_encoder",)
-"""Where the vocabulary belongs to this part of a config, the ids at the config's root are those of another."""
+"""Parts of a config whose vocabulary is not the one that the ids at the config's root belong to."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,24 +42,24 @@ class Edit:
     value: Any
 
     def apply(self) -> Callable[[], None]:
-        """Make the edit; returns what undoes it."""
+        """Make the edit; returns a function that undoes it."""
         before = self.owner[self.key] if isinstance(self.owner, dict) else getattr(self.owner, self.key)
         write(self.owner, self.key, self.value)
         return lambda: write(self.owner, self.key, before)
 
 
 def padding_of(vocabulary: Vocabulary) -> frozenset[int]:
-    """The rows that are padding in any embedding of the vocabulary."""
+    """The rows that any embedding of the vocabulary uses for padding."""
     found = (slot.module.__dict__.get("padding_idx") for axis in vocabulary.axes for slot in axis.slots)
     return frozenset(at for at in found if isinstance(at, int) and at >= 0)
 
 
 def edits_of(model: nn.Module, vocabulary: Vocabulary, selection: Selection) -> list[Edit]:
-    """Every edit, found before any is made: sizes, then ids.
+    """All edits, collected before any is made: sizes, then ids.
 
     Raises:
-        UsageError: a token that an embedding, a module or a config names would be dropped, or the padding token moved
-            from which a table of positions counts.
+        UsageError: a token that an embedding, a module or a config names would be dropped, or the padding token, from
+            which a table of positions counts, would move.
     """
     moves = _Moves(selection)
     return [
@@ -76,7 +76,7 @@ def edits_of(model: nn.Module, vocabulary: Vocabulary, selection: Selection) -> 
 def _module_sizes(model: nn.Module, vocabulary: Vocabulary, selection: Selection) -> Iterator[Edit]:
     keys = {stated.path.rpartition(".")[2] for stated in vocabulary.stated}
     own = SIZES if not keys or keys & {"vocab_size", *BESIDE} else ()
-    axes = sorted(vocabulary.axes, key=lambda axis: axis.tensor.ndim)  # of a head's bias and matrix, the matrix tells
+    axes = sorted(vocabulary.axes, key=lambda axis: axis.tensor.ndim)  # the head's matrix decides before its bias
     holders = {id(slot.module): axis for axis in axes for slot in axis.slots}
     for module in _holding(model, vocabulary):
         axis = holders.get(id(module))
@@ -106,7 +106,7 @@ def _config_sizes(model: nn.Module, vocabulary: Vocabulary, selection: Selection
         wanted[PER_LAYER] = (per_layer.length, selection.size + per_layer.excess)
     for stated in vocabulary.stated:
         level, key = _leaf(stated)
-        if _whole(at(level, key)) is not None:  # whatever it said before: the tensors are built by it at the next load
+        if _whole(at(level, key)) is not None:  # even if it was wrong before: the next load builds the tensors by it
             seen.add((id(level), key))
             yield Edit(level, key, selection.size)
     for level, own_key in [*_stating_levels(vocabulary), *_copies(model, vocabulary)]:
@@ -119,7 +119,7 @@ def _config_sizes(model: nn.Module, vocabulary: Vocabulary, selection: Selection
 
 
 def _stating_levels(vocabulary: Vocabulary) -> Iterator[tuple[Any, str]]:
-    """The levels on the way to the key that states the size, and the key that counts these tokens there, if any."""
+    """The config levels on the way to the key that states the size, each with its key for these tokens, if any."""
     for stated in vocabulary.stated:
         *parents, key = stated.path.split(".")
         level = stated.config
@@ -132,14 +132,14 @@ def _stating_levels(vocabulary: Vocabulary) -> Iterator[tuple[Any, str]]:
 
 
 def _leaf(stated: Stated) -> tuple[Any, str]:
-    """The level that holds the size, and its key; an older layout has the text model's keys at the top."""
+    """The level that holds the size, and its key; older configs have the text model's keys at the top."""
     path, _, key = stated.path.rpartition(".")
     level = at(stated.config, path) if path else stated.config
     return (stated.config if level is None else level), key
 
 
 def _copies(model: nn.Module, vocabulary: Vocabulary) -> Iterator[tuple[Any, str]]:
-    """Further levels that count these tokens: those of the parts that hold the tensors.
+    """Further config levels that count these tokens: those of the parts that hold the tensors.
 
     A part is built from its own config, which may be a copy (a T5's encoder and decoder) or a level of another kind
     (Blt's local encoder): every level of the stating one's kind counts, and the nearest config above a tensor.
@@ -177,10 +177,10 @@ class _Moves:
         self.changed = {old: new for old, new in enumerate(remap) if new != old}
 
     def __call__(self, key: str, value: Any, where: str) -> Any:
-        """What a `key` of `TOKEN_IDS` holds, with its ids moved.
+        """The value of a `key` of `TOKEN_IDS`, with its ids translated.
 
         Raises:
-            UsageError: one of them is dropped; `where` is who names it.
+            UsageError: one of them is dropped; `where` names the place that uses it.
         """
         if key == "task_specific_params" and isinstance(value, Mapping):
             return {task: self._settings(one, f"{where}[{task!r}]") for task, one in value.items()}
@@ -193,7 +193,7 @@ class _Moves:
         return self._ids(value, where)
 
     def _settings(self, task: Any, where: str) -> Any:
-        """A task's settings, keys as a config has them."""
+        """A task's settings, with the keys of a config, ids translated."""
         if not isinstance(task, Mapping):
             return task
         return {
@@ -202,7 +202,7 @@ class _Moves:
         }
 
     def _ids(self, value: Any, where: str) -> Any:
-        """Ids at any depth."""
+        """Translates ids at any depth of a value."""
         if isinstance(value, Mapping):
             return {key: self._ids(one, f"{where}[{key!r}]") for key, one in value.items()}
         if isinstance(value, (list, tuple)):
@@ -270,7 +270,7 @@ def _moved(owner: Any, key: str, value: Any, where: str, moves: _Moves) -> Itera
 
 
 def _holding(model: nn.Module, vocabulary: Vocabulary) -> Iterator[nn.Module]:
-    """Modules in which one of the vocabulary's tensors hangs, at any depth."""
+    """Modules that hold one of the vocabulary's tensors, at any depth."""
     names = vocabulary.names
     for prefix, module in model.named_modules():
         if prefix == "" or any(name.startswith(prefix + ".") for name in names):

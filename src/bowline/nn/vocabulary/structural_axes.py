@@ -1,6 +1,6 @@
-"""The vocabulary axes of a module that no table knows, by its structure: from the input embedding outwards.
+"""Finds the vocabulary axes of a module outside the families' table by its structure, from the input embedding on.
 
-What cannot be told apart is refused: an axis that is as long as the vocabulary by chance would be resized with it.
+Ambiguous axes are refused, because an axis that happens to be as long as the vocabulary would be resized with it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ WAY_OUT = "name the vocabulary's tensors, all of them, and their axes: axes={nam
 def infer_axes(
     model: nn.Module, known: Mapping[str, Slot], given: Mapping[str, int] | None = None, settled: Collection[str] = ()
 ) -> dict[str, int]:
-    """Each tensor with a vocabulary axis, and the axis, by name.
+    """The vocabulary axis of each tensor that has one, by name.
 
     The vocabulary is as long as the input embedding has rows. Its tensors are the embedding, whatever is tied to it or
     declared so, the one `Linear` (or other matrix of that shape) with as many outputs, their biases, and buffers of
-    shape (1, V). `given` are axes already known; tensors whose names are `settled` are not looked at.
+    shape (1, V). `given` are axes already known; tensors with `settled` names are skipped.
 
     Raises:
-        TieError: there is no embedding, or another axis is as long as the vocabulary and may or may not be it.
+        TieError: there is no embedding, or another axis is as long as the vocabulary and may or may not belong to it.
     """
     axes = dict(given or {})
     if axes:
@@ -74,7 +74,7 @@ def infer_axes(
 
 
 def input_embedding(model: nn.Module, known: Mapping[str, Slot]) -> Slot:
-    """What the model calls its input embedding; else an embedding that is tied to something; else the longest one.
+    """The model's declared input embedding; else an embedding that is tied to something; else the longest one.
 
     Raises:
         TieError: the model has no embedding.
@@ -101,7 +101,7 @@ def _weight_of(model: nn.Module, getter: str) -> torch.Tensor | None:
 
 
 def _follow_declarations(model: nn.Module, known: Mapping[str, Slot], size: int, mine: set[int]) -> None:
-    """What `get_output_embeddings` and declared ties add; a tie between biases of that length is one of the head."""
+    """Axes from `get_output_embeddings` and declared ties; tied biases of that length count as the head's."""
     head = _weight_of(model, "get_output_embeddings")
     if head is not None and head.ndim == 2 and len(head) == size:
         mine.add(id(head))
@@ -113,7 +113,7 @@ def _follow_declarations(model: nn.Module, known: Mapping[str, Slot], size: int,
 
 
 def _rest(slots: Iterable[Slot], size: int, mine: set[int]) -> list[Slot]:
-    """Tensors with an axis of that length that are not the vocabulary's yet, each once."""
+    """Tensors with an axis of that length that are not yet assigned to the vocabulary, each once."""
     found = {id(slot.tensor): slot for slot in slots if size in slot.tensor.shape and id(slot.tensor) not in mine}
     return list(found.values())
 

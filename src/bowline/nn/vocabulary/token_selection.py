@@ -1,4 +1,4 @@
-"""Which tokens stay, and under which id: the ids of the old vocabulary, and each row's origin in a resized tensor."""
+"""Selects the tokens that stay in a resized vocabulary: their new ids, and the old row of each new row."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bowline.errors import UsageError
 __all__ = ["Selection", "select"]
 
 NEW = -1
-"""In a list of origins: a row that is made; in a remap: a token that is dropped."""
+"""Marks a new row in a list of origins, and a dropped token in a remap."""
 EXPECTED = "a number of tokens, or a sequence of the ids to keep"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """`kept` old ids are the first new ones, in their order; rows up to `size` are new ones.
+    """A selection: the `kept` old ids become the first new ids, in their order; rows up to `size` are new.
 
-    `tail` is how many rows past the vocabulary have ids as well; they stay past it.
+    `tail` is the number of rows past the vocabulary that have ids too; they stay past it.
     """
 
     old_size: int
@@ -44,7 +44,7 @@ class Selection:
         return len(self.kept) == 0 or bool((self.kept == torch.arange(len(self.kept))).all())
 
     def origins(self, excess: int, stand_in: int | None = None) -> torch.Tensor:
-        """For each row of a tensor that is `excess` longer than the vocabulary: the old row that it was, or -1."""
+        """The old row of each row, or -1, for a tensor that is `excess` rows longer than the vocabulary."""
         held = self.old_size + min(excess, 0)
         rows = torch.full((self.size + excess,), NEW)
         kept = torch.where(self.kept < held, self.kept, NEW if stand_in is None else stand_in)[: len(rows)]
@@ -55,10 +55,10 @@ class Selection:
 
 
 def select(n: int | Sequence[int] | torch.Tensor, old_size: int, tail: int, multiple: int | None) -> Selection:
-    """The tokens that `n` asks for: the first `n`, or those of a list of ids, rounded up to a `multiple`.
+    """The tokens that `n` selects: the first `n`, or those of a list of ids, rounded up to a `multiple`.
 
     Raises:
-        UsageError: `n` or `multiple` is no size, or a list with an id twice, or one that the vocabulary has not.
+        UsageError: `n` or `multiple` is not a size, or a list has an id twice or one outside the vocabulary.
     """
     if multiple is not None and (isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1):
         raise UsageError(f"pad_to_multiple_of={multiple!r}: expected a whole number from 1 on")
@@ -75,7 +75,7 @@ def select(n: int | Sequence[int] | torch.Tensor, old_size: int, tail: int, mult
 
 
 def _check_kind(n: Any) -> None:
-    """Refuse what would pass for ids and is none, or has no order of its own."""
+    """Raise for values that look like ids but are not, and for collections without an order."""
     if isinstance(n, torch.Tensor) and n.dtype is torch.bool:
         raise UsageError(f"n is a mask of truth values: expected {EXPECTED}", help="mask.nonzero().flatten() is one")
     if isinstance(n, (Mapping, set, frozenset)):
