@@ -1,1 +1,1 @@
-"""Questions about the tie, answered by measurement."""
+"""Questions about weight tying, answered by measurement."""

@@ -1,4 +1,4 @@
-"""Where experiments are run: each unit of work once for each configuration, and kept in a file."""
+"""Running experiments: each unit of work runs once per configuration, and its result is kept in a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bowline.study.experiment_sizes import ExperimentSizes
 __all__ = ["Bench", "code_digest", "write_whole"]
 
 ROOMS = ("geometry", "recipes", "functional", "nn", "models", "train")
-"""What experiments are made of: another version of it may have other numbers."""
+"""The packages that experiments use. A change in their code can change the numbers."""
 SHARED = (
     "experiment_sizes.py",
     "study_text.py",
@@ -35,19 +35,19 @@ SHARED = (
     "trained_table.py",
 )
 WORDING = frozenset({"_plot", "_conclusion", "QUESTION"})
-"""What is drawn and said about numbers had no part in how they came about."""
+"""Names of the code that draws or words results. A change in it does not change the numbers."""
 
 
 class Bench:
-    """Runs units of work; what was run before with the same arguments and the same code is read from its file.
+    """Runs units of work, or reads their results from files if the same arguments and code were run before.
 
-    A unit is a function at the top of a module, of keyword arguments that JSON has, which returns what JSON has (a NaN
-    or an infinity becomes `None`). One that has a parameter `text` is given the place of the prepared text, which is no
-    part of its configuration; the version of Python, whose library the text is from, is. A unit's file is whole or not
-    there, so work that was stopped goes on after the last unit that was finished.
+    A unit is a function at the top level of a module. Its keyword arguments and its result can be written as JSON (a
+    NaN or an infinity becomes `None`). A unit with a parameter `text` gets the directory of the prepared text. That
+    directory is not part of its configuration, but the version of Python is, because the text is Python's library. A
+    unit's file is complete or absent, so an interrupted study continues after the last finished unit.
 
     Args:
-        directory: of the study; units are in `units/`, prepared text in `text/`.
+        directory: the directory of the study, with units in `units/` and prepared text in `text/`.
         setting: the sizes.
         tell: called with a line for each unit that is run.
     """
@@ -58,18 +58,18 @@ class Bench:
         self.directory = directory
         self.setting = setting
         self.seconds = 0.0
-        """What the units took when they were run, those included that were kept."""
+        """The time that all units took when they were run, including those read from files."""
         self.ran = 0
         self.kept = 0
         self._tell = tell
 
     @property
     def text(self) -> Path:
-        """Where tokenizers and packed text are."""
+        """The directory of tokenizers and packed text."""
         return self.directory / "text"
 
     def unit(self, function: Callable[..., Any], **arguments: Any) -> Any:
-        """What `function(**arguments)` returns, from its file if it has one.
+        """Return the result of `function(**arguments)`, from its file if there is one.
 
         Raises:
             UsageError: the file cannot be written.
@@ -99,7 +99,7 @@ class Bench:
 
 
 def _read(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
-    """A unit's file, if it is there, whole, and what was asked for."""
+    """Read a unit's file; `None` if it is missing, damaged or of another configuration."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -110,7 +110,7 @@ def _read(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON will give it back, and as strict JSON has it."""
+    """Return the value as strict JSON would give it back."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -124,10 +124,10 @@ def _short(arguments: dict[str, Any]) -> str:
 
 
 def write_whole(path: Path, content: str) -> None:
-    """Write a file so that it is the old one or the new one, whenever this stops.
+    """Replace a file atomically: after an interruption it is either the old file or the new one.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -146,9 +146,9 @@ def write_whole(path: Path, content: str) -> None:
 
 @cache
 def code_digest(module: str) -> str:
-    """Of what a unit in `module` is computed with: that module, the rooms below, and the versions of what they use.
+    """Return a hash of the code that computes a unit in `module`: that module, `ROOMS`, `SHARED`, and versions.
 
-    Comments, docstrings and formatting are not in it, and neither is what a question says of its numbers.
+    Comments, docstrings, formatting, and the code that words or draws a question's answer do not change the hash.
     """
     root = Path(__file__).parent.parent
     digest = hashlib.sha256(f"{__version__} {torch.__version__}".encode())

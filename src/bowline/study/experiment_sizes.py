@@ -1,4 +1,4 @@
-"""How large the experiments are: all that a result depends on beside the code."""
+"""The sizes of the experiments: results depend on these and on the code only."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["FULL", "QUICK", "ExperimentSizes"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentSizes:
-    """Sizes of the small models that are trained, and how long and how often.
+    """The sizes of the small models to train, and for how long and how often to train them.
 
     Raises:
-        UsageError: a size below 1, a width that the heads do not divide, or fewer than two seeds.
+        UsageError: a size of 0 or less, a width that is not a multiple of the heads, or fewer than two seeds.
     """
 
     name: str = "quick"
     seeds: int = 3
-    """Runs of each experiment, from seed 0 on."""
+    """The number of runs of each experiment, with seeds from 0."""
     vocab_size: int = 2048
     hidden_size: int = 96
     layers: int = 2
@@ -29,20 +29,20 @@ class ExperimentSizes:
     length: int = 64
     batch: int = 8
     steps: int = 500
-    """Of a run that compares models; shorter experiments take a share of it."""
+    """The steps of a run that compares models; shorter experiments take a share of them."""
     learning_rate: float = 1e-3
     held_out_batches: int = 8
     every_file: int = 3
-    """Of the standard library's files: 1 takes all, 3 each third one."""
+    """Every n-th file of the standard library is used: 1 means all files, 3 every third one."""
     held_out_share: float = 0.05
     few_tokens: int = 40_000
-    """Where a model is to overfit: this much text, again and again."""
+    """The number of tokens for experiments that overfit, read again and again."""
     sizes_vocab: int | None = None
-    """The vocabulary where no training is needed; `None`: the families' true ones."""
+    """The vocabulary of experiments without training; `None` means each family's true one."""
     sizes_hidden: int | None = 128
-    """The width of models that are built whole to be measured; `None`: the families' true ones."""
+    """The width of models that are measured without training; `None` means each family's true one."""
     queries: int = 3000
-    """Vectors whose nearest rows are looked for."""
+    """The number of vectors whose nearest rows are searched."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -56,7 +56,7 @@ class ExperimentSizes:
 
     @property
     def tokens(self) -> int:
-        """Of one step."""
+        """The tokens of one step."""
         return self.batch * self.length
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class ExperimentSizes:
 
 
 QUICK = ExperimentSizes()
-"""Minutes on two cores."""
+"""Sizes that take minutes on two cores."""
 FULL = ExperimentSizes(
     name="full",
     seeds=5,
@@ -81,4 +81,4 @@ FULL = ExperimentSizes(
     sizes_hidden=None,
     queries=20_000,
 )
-"""About a day on one core."""
+"""Sizes that take about a day on one core."""

@@ -1,4 +1,4 @@
-"""What is the loss before the first step, and which draw is right? Every recipe, predicted and measured."""
+"""The loss before the first step, predicted and measured for every recipe of initialization."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ __all__ = ["FAMILIES", "Comparison", "compare", "recipes_of"]
 
 LENGTH = 32
 HEAD = 64
-"""Columns of an attention head."""
+"""The width of an attention head."""
 
 
 @dataclass(frozen=True)
 class FamilyDraws:
-    """A family as it is measured: the class, its true sizes, and its config for others."""
+    """A family to measure: its class, its true sizes, and a function that makes its config."""
 
     model: type[Any]
     vocab_size: int
     hidden_size: int
     config: Callable[[int, int, int], Any]
-    """Of a vocabulary, a width and a number of layers."""
+    """Makes the config from a vocabulary size, a width and a number of layers."""
 
 
 def _heads(width: int) -> int:
@@ -92,7 +92,7 @@ FAMILIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One recipe in one model: the first loss as it is predicted, and as it was measured, with its standard error."""
+    """One recipe in one model: the predicted first loss, and the measured one with its standard error."""
 
     family: str
     recipe: Recipe
@@ -106,7 +106,7 @@ class Comparison:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether the two are within 5 %, or within three standard errors."""
+        """True if both losses are within 5 %, or within three standard errors; `None` if nothing was measured."""
         if self.measured is None:
             return None
         off = abs(self.measured - self.expected.loss)
@@ -114,7 +114,7 @@ class Comparison:
 
 
 def recipes_of(family: str) -> list[Recipe]:
-    """The recipes that were made for a family."""
+    """Return the recipes that were made for a family."""
     return [recipe for recipe in RECIPES.values() if family in recipe.families]
 
 
@@ -128,12 +128,12 @@ def compare(
     num_layers: int = 2,
     draws: int = 3,
 ) -> Iterator[Comparison]:
-    """Each recipe, each tie it is for, each size: predicted, and measured on `draws` models.
+    """Predict the first loss for each recipe, tie and size, and measure it on `draws` models.
 
-    Sizes are the family's true ones unless others are given; few layers show most of what a draw does.
+    By default the sizes are the family's true ones. A few layers show most of the effect of an initialization.
 
     Raises:
-        UsageError: a family, recipe or size that is none, or a recipe that is not for the tie.
+        UsageError: an unknown family or recipe, an invalid size, or a recipe that is not for the tie.
     """
     if family not in FAMILIES:
         raise UsageError(f"the family {family!r:.60}: expected one of {', '.join(FAMILIES)}")
@@ -170,7 +170,7 @@ def compare(
 def _measured(cls: type[Any], config: Any, recipe: Recipe, seed: int) -> float:
     try:
         model = cls(config)
-    except RuntimeError as error:  # torch's own, for what does not fit into memory
+    except RuntimeError as error:  # torch raises it if the model does not fit into memory
         reason = str(error).splitlines()[0]
         raise UsageError(
             f"{cls.__name__} of {config.vocab_size} tokens cannot be built: {reason}", help="smaller sizes, or draws=0"

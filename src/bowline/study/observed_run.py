@@ -1,4 +1,4 @@
-"""One training run of a small GPT-2 that is looked at all along: what several questions ask of the same run."""
+"""A training run of a small GPT-2 with measurements along the way, which several questions share."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bowline.train.loop.batches import Batches
 __all__ = ["equal_width", "observed_run", "runs"]
 
 FREQUENT = 400
-"""Tokens whose pairwise cosines are compared between two tables."""
+"""The number of frequent tokens whose pairwise cosines are compared between two tables."""
 
 
 def runs(bench: Bench, *, tied: bool, width: int | None = None, few: bool = False) -> list[dict[str, Any]]:
-    """The run of each seed, from the bench's files where another question has asked before."""
+    """Return the run of each seed, from the bench's files if another question needed it before."""
     setting = bench.setting
     return [
         bench.unit(
@@ -42,7 +42,9 @@ def runs(bench: Bench, *, tied: bool, width: int | None = None, few: bool = Fals
 
 
 def equal_width(setting: ExperimentSizes) -> int:
-    """The width at which the untied model has as many parameters as the tied one of the setting, as near as heads let.
+    """Return the width at which the untied model is closest in parameters to the setting's tied model.
+
+    The width is a multiple of the number of heads.
 
     Example:
         >>> equal_width(ExperimentSizes())
@@ -60,9 +62,9 @@ def _parameters(setting: ExperimentSizes, width: int, *, tied: bool) -> int:
 
 
 def observed_run(setting: dict[str, Any], tied: bool, width: int, few: bool, seed: int, text: Path) -> dict[str, Any]:
-    """Train, and at each look measure losses, both ends' gradient, the table's geometry, and h . e_i as a search.
+    """Train a model, and measure losses, both ends' gradient, the table's geometry, and h . e_i as a search.
 
-    With `few`, the text is `few_tokens` long and is seen again and again.
+    With `few`, the text is `few_tokens` long and is read again and again.
     """
     sizes = ExperimentSizes(**setting)
     data = prepared(text, "gpt2", sizes)
@@ -92,7 +94,7 @@ def _table(weight: torch.Tensor) -> npt.NDArray[np.float32]:
 
 
 def _split(model: GPT2LMHeadModel, batch: dict[str, torch.Tensor]) -> dict[str, float]:
-    """The norms of what the two ends add to the gradient; untied, they are the gradients of two matrices."""
+    """Return the norms of both ends' parts of the gradient; untied, they are the gradients of two matrices."""
     model.zero_grad(set_to_none=True)
     with split_gradient(model) as split:
         model(**batch).loss.backward()
@@ -125,7 +127,7 @@ def _geometry(table: npt.NDArray[np.float32], setting: ExperimentSizes) -> dict[
 
 
 def _alike(first: npt.NDArray[np.float32], second: npt.NDArray[np.float32]) -> float:
-    """How alike two tables see the same tokens: the correlation of their pairwise cosines (Press and Wolf, 2016)."""
+    """Return the correlation of two tables' pairwise cosines for the same tokens (Press and Wolf, 2016)."""
     pairs = np.triu_indices(len(first), 1)
     cosines = []
     for table in (first, second):
@@ -136,7 +138,7 @@ def _alike(first: npt.NDArray[np.float32], second: npt.NDArray[np.float32]) -> f
 
 @torch.no_grad()
 def _search(model: GPT2LMHeadModel, batches: Batches, setting: ExperimentSizes) -> dict[str, float]:
-    """h . e_i over the head's rows, for hidden states of held-out text, and the tokens that came."""
+    """Search the head's rows by h . e_i, for hidden states of held-out text and their next tokens."""
     states, labels = [], []
     for batch in batches.held_out():
         hidden = model.transformer(batch["input_ids"]).last_hidden_state

@@ -1,4 +1,4 @@
-"""What a question is: an experiment with numbers, a figure of them, and two sentences that follow from them."""
+"""The record of a question: an experiment, a figure of its numbers, and the conclusion from them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from bowline.study.bench import Bench
 __all__ = ["Numbers", "Question"]
 
 Numbers = dict[str, Any]
-"""What was measured, as JSON has it: the figure and the sentences need nothing else."""
+"""The measured numbers, in types of JSON. Figure and conclusion depend on nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One question of the threads.
+    """One question from a discussion thread.
 
-    `run` measures; each part that takes time is a unit of the bench, so that it is kept. `plot` and `conclusion` see
-    the numbers alone: `conclusion` gives two sentences, and says so where the numbers do not show what is expected.
+    `run` measures. Each slow part of it is a unit of the bench, so that its result is kept. `plot` and `conclusion` get
+    only the numbers. `conclusion` returns two sentences, which say so if the numbers do not show the expected result.
     """
 
     name: str

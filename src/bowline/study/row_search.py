@@ -1,4 +1,4 @@
-"""The row nearest to a vector, by product, by cosine and by distance: how often the three are one row."""
+"""Nearest-row search by product, by cosine and by distance, and how often the three agree."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import torch
 __all__ = ["searches"]
 
 BLOCK = 512
-"""Queries at a time."""
+"""The number of queries that are searched at a time."""
 
 
 @torch.no_grad()
 def searches(
     queries: torch.Tensor, table: torch.Tensor, right: torch.Tensor | None = None, *, but: torch.Tensor | None = None
 ) -> dict[str, float]:
-    """Shares of the queries (N, D) whose best row of `table` (V, D) is the same in two searches.
+    """Return the shares of the queries (N, D) for which two searches find the same best row of `table` (V, D).
 
     The product's best row is argmax_i h . e_i, the cosine's argmax_i cos(h, e_i), the distance's argmin_i ||h - e_i||.
-    `right` (N,) are rows that should be found, and the shares that find them are given too; `but` (N,) are rows that
-    are left out, each query's own where the queries are rows themselves. In float64, where ties are rare.
+    If the expected rows `right` (N,) are given, the result has each search's share of hits too. The rows `but` (N,) are
+    excluded, such as each query's own row. Scores are computed in float64, in which ties are rare.
 
     Example:
         >>> table = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
@@ -34,7 +34,7 @@ def searches(
         product = block @ table.T
         scores = {
             "product": product,
-            "cosine": product / norms.clamp_min(1e-30),  # the query's own norm changes no order
+            "cosine": product / norms.clamp_min(1e-30),  # the query's own norm does not change the order
             "distance": product - norms**2 / 2,  # ||h - e||^2 = ||h||^2 - 2 (h . e - ||e||^2 / 2)
         }
         for name, score in scores.items():

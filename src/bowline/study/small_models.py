@@ -1,4 +1,4 @@
-"""The small models that are trained to answer a question, and the loop that trains them: `bowline.train`'s."""
+"""The small models of the experiments, and training them with `bowline.train`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def build(
     recipe: str | None = None,
     **config: Any,
 ) -> Any:
-    """A small model of a family, drawn with `seed` by the family's own draw or a recipe; without dropout.
+    """Build a small model of a family without dropout, drawn with `seed` by the family's own draw or a recipe.
 
-    `config` are keys of the family's config, beside the sizes.
+    `config` are more keys of the family's config.
     """
     width = width or setting.hidden_size
     heads = setting.heads
@@ -95,17 +95,17 @@ def build(
 
 @dataclass(frozen=True)
 class Later:
-    """Batches from a step on: a second phase of training sees text that the first did not."""
+    """Batches from a later step on, so that a second phase of training sees text that the first did not."""
 
     batches: Batches
     steps: int
 
     def at(self, step: int, micro: int = 0) -> dict[str, torch.Tensor]:
-        """The batch of a step."""
+        """Return the batch of a step."""
         return self.batches.at(step + self.steps, micro)
 
     def held_out(self) -> Iterable[dict[str, torch.Tensor]]:
-        """The same as ever."""
+        """Return the same held-out batches."""
         return self.batches.held_out()
 
 
@@ -119,7 +119,7 @@ def learn(
     look: Callable[[], dict[str, Any]] | None = None,
     at: Sequence[int] = (),
 ) -> list[dict[str, Any]]:
-    """Train, and look at the model before the first step and after each of the steps `at`: {"step": ..., **look()}."""
+    """Train a model, and record {"step": ..., **look()} after each step of `at`; step 0 is before training."""
     seen: list[dict[str, Any]] = []
 
     def see(step: int) -> None:
@@ -143,7 +143,7 @@ def learn(
 
 @dataclass(frozen=True)
 class _Unwatched:
-    """Batches without any held-out ones: `look` evaluates when it wants to."""
+    """Batches without held-out ones, because `look` does the evaluation."""
 
     batches: Batches
 
@@ -155,7 +155,7 @@ class _Unwatched:
 
 
 def look_steps(steps: int) -> list[int]:
-    """Steps at which a run is looked at: close together at first, where most happens, and multiples of 10 all.
+    """Return the steps at which a run is measured: closer together early, where most changes, all multiples of 10.
 
     Example:
         >>> look_steps(800)
@@ -169,7 +169,7 @@ def look_steps(steps: int) -> list[int]:
 
 @torch.no_grad()
 def held_out_loss(model: nn.Module, batches: Batches) -> float:
-    """The mean loss over the held-out batches, each with the weight of its labels; in eval mode."""
+    """Return the mean held-out loss in eval mode, where each batch counts by its number of labels."""
     mode = model.training
     model.eval()
     total, count = 0.0, 0
@@ -182,7 +182,7 @@ def held_out_loss(model: nn.Module, batches: Batches) -> float:
 
 
 def mean_curve(curves: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """The mean of several curves at each place, and its standard error."""
+    """Return the mean of several curves at each point, and its standard error."""
     from bowline.study.statistics import mean, standard_error
 
     places = list(zip(*curves, strict=True))

@@ -1,4 +1,4 @@
-"""Means with their errors, whether two of them differ, and how both are written."""
+"""Means with standard errors, the comparison of two means, and writing numbers as text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 __all__ = ["MeanDifference", "difference", "joined", "mean", "percent", "standard_error", "with_error", "written"]
 
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""The 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom; beyond these 2."""
+"""The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; for more degrees, 2 is used."""
 
 
 def mean(values: Sequence[float]) -> float:
-    """Their mean.
+    """Return the mean.
 
     Example:
         >>> mean([1.0, 2.0])
@@ -24,7 +24,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """The standard error of the mean: s / sqrt(n), and NaN for one value alone.
+    """Return the standard error of the mean, s / sqrt(n), or NaN for a single value.
 
     Example:
         >>> round(standard_error([1.0, 2.0, 3.0]), 3)
@@ -35,19 +35,19 @@ def standard_error(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanDifference:
-    """The first mean less the second, and the half-width of its 95 % interval."""
+    """The first mean minus the second, and the half-width of the 95 % interval."""
 
     value: float
     margin: float
 
     @property
     def clear(self) -> bool:
-        """Whether 0 is outside of the interval."""
+        """True if 0 lies outside of the interval."""
         return abs(self.value) > self.margin
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> MeanDifference:
-    """Student's t of the differences at 95 %, seed by seed: few seeds have wide intervals, as they should.
+    """Compare two results seed by seed with Student's t at 95 %. Few seeds give wide intervals, as they should.
 
     Example:
         >>> difference([3.0, 3.4, 3.1], [2.0, 2.3, 2.2]).clear
@@ -63,7 +63,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> MeanDifferenc
 
 
 def written(value: float, digits: int = 3) -> str:
-    """A number with so many digits, and no exponent where a person needs none.
+    """Format a number with `digits` significant digits, with an exponent only below 1e-4.
 
     Example:
         >>> written(0.012345), written(161.04), written(24300000), written(4.4e-5), written(0.0), written(2.0)
@@ -78,7 +78,7 @@ def written(value: float, digits: int = 3) -> str:
 
 
 def with_error(values: Sequence[float], digits: int = 3) -> str:
-    """`24.3 ± 0.2`: the mean and its standard error, which has the mean's last digit.
+    """Format the mean and its standard error, as in `24.3 ± 0.2`; both end at the same decimal place.
 
     Example:
         >>> with_error([24.1, 24.3, 24.5]), with_error([0.5])
@@ -95,7 +95,7 @@ def with_error(values: Sequence[float], digits: int = 3) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage: `93.1 %`; 0 and 100 only where it is all or nothing.
+    """Format a share as a percentage, as in `93.1 %`. Only exact shares are written as 0 % or 100 %.
 
     Example:
         >>> percent(0.9312), percent(0.99996), percent(1.0), percent(0.00001)
@@ -111,7 +111,7 @@ def percent(share: float) -> str:
 
 
 def joined(words: Sequence[str]) -> str:
-    """A list as it is said.
+    """Join words with commas and a final "and".
 
     Example:
         >>> joined(["a"]), joined(["a", "b"]), joined(["a", "b", "c"])

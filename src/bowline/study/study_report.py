@@ -1,4 +1,4 @@
-"""The answers as files: `study.json` for machines, `study.md` for people, a figure for each question."""
+"""Writing the answers: `study.json` for programs, `study.md` for people, and a figure for each question."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from bowline.study.question import Numbers, Question
 __all__ = ["VERSION", "Answer", "earlier", "write_figure", "write_report"]
 
 VERSION = 1
-"""Of study.json: it changes when a key changes its meaning or goes."""
+"""The version of study.json. It changes when a key changes its meaning or is removed."""
 RECORD = "study.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A question that was answered: its numbers and what follows from them.
+    """The answer to a question: its numbers and the conclusion from them.
 
-    `seconds` are what its units of work took, whenever that was and whichever question had asked first; `elapsed` what
-    passed this time. `code` is the fingerprint of what measured.
+    `seconds` is the time that its units of work took when they were run, even for another question. `elapsed` is the
+    time of this call. `code` is the hash of the code that measured.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Answer:
 
 
 def write_figure(question: Question, numbers: Numbers, directory: Path) -> str:
-    """Draw the question's figure into `directory`; gives the file's name."""
+    """Draw the question's figure into `directory`, and return the file's name."""
     name = f"{question.name}.svg"
     staged = directory / f".{os.getpid()}.{name}"
     save(draw_sheet(question.plot(numbers)), staged)
@@ -56,10 +56,10 @@ def write_figure(question: Question, numbers: Numbers, directory: Path) -> str:
 
 
 def earlier(directory: Path, setting: ExperimentSizes) -> list[dict[str, Any]]:
-    """The answers that `directory` has of the same setting, as they stand in its record.
+    """Return the answers for the same setting from the record in `directory`.
 
     Raises:
-        UsageError: its record is another version's.
+        UsageError: the record has another version.
     """
     try:
         found = json.loads((directory / RECORD).read_text(encoding="utf-8"))
@@ -74,7 +74,7 @@ def earlier(directory: Path, setting: ExperimentSizes) -> list[dict[str, Any]]:
 
 
 def write_report(directory: Path, setting: ExperimentSizes, answers: Sequence[dict[str, Any]]) -> None:
-    """Both files, each whole or as it was."""
+    """Write `study.json` and `study.md`, each atomically."""
     machine = {
         "bowline": __version__,
         "torch": torch.__version__,

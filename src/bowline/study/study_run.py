@@ -1,4 +1,4 @@
-"""Questions to answers in a directory, one after the other; a run that was stopped goes on where it was."""
+"""Running a study: questions are answered one after another, and an interrupted study continues."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def study(
     answered: Callable[[Answer], None] = lambda answer: None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Answer]:
-    """Answer questions by measurement, into the directory `out`: `study.md`, `study.json` and a figure for each.
+    """Answer questions by measurement; write `study.md`, `study.json` and a figure per question into `out`.
 
-    What takes time is done once for each configuration and kept in `out/units`; the report is written after each
-    answer, and also has the earlier answers of `out` to other questions under the same setting and code.
+    Slow units of work run once per configuration and are kept in `out/units`. The report is written after each answer.
+    It also has the earlier answers in `out` to other questions, if they have the same setting and code.
 
     Args:
-        questions: their names, or questions themselves; all of them unless given.
-        out: new, empty, or of an earlier study.
+        questions: names or `Question`s; all questions by default.
+        out: a new or empty directory, or the directory of an earlier study.
         setting: the sizes.
-        answered: is given each answer as it is found.
-        tell: is given a line for each unit of work that is begun.
+        answered: called with each answer.
+        tell: called with a line for each unit of work that begins.
 
     Raises:
-        UsageError: a name that is no question's, a directory that holds something else or cannot be written, or no
-            matplotlib: said before any work is done.
+        UsageError: an unknown question, a directory that holds something else or cannot be written, or no matplotlib.
+            It is raised before any work is done.
     """
     asked = list(questions)
     own = [each for each in asked if isinstance(each, Question)]
     names = [each for each in asked if isinstance(each, str)]
     wanted = [*own, *(chosen(names) if names or not own else ())]
     with plain_style():
-        pass  # what is drawn at the end needs matplotlib: that is said now
+        pass  # the figures need matplotlib: raise now if it is missing
     directory = _opened(Path(out))
     before = [each for each in earlier(directory, setting) if _stands(each)]
     answers: list[Answer] = []
@@ -83,7 +83,7 @@ def _code(question: Question) -> str:
 
 
 def _stands(answer: dict[str, Any]) -> bool:
-    """Whether an answer of the record is one that this code would give."""
+    """True if an answer of the record comes from the present code."""
     question = QUESTIONS.get(str(answer.get("name")))
     return question is not None and answer.get("code") == _code(question)
 

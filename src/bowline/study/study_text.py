@@ -1,4 +1,4 @@
-"""The text that the small models are trained on: the standard library's source, tokenised once for each family."""
+"""The text of the experiments: the standard library's source, tokenised once for each family."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Padded", "StudyText", "prepared"]
 
 @dataclass(frozen=True, eq=False)
 class StudyText:
-    """A tokenizer and packed text of one family; `counts` (V,) are how often each token is in the text to train on."""
+    """The tokenizer and packed text of one family; `counts` (V,) are the tokens' counts in the training text."""
 
     family: str
     setting: ExperimentSizes
@@ -42,7 +42,7 @@ class StudyText:
         return self.tokenizer.pad
 
     def batches(self, *, seed: int, tokens: int | None = None) -> Batches:
-        """Batches in an order of `seed`, with the objective of the family; of the first `tokens` tokens, or of all."""
+        """Make batches for the family's objective, ordered by `seed`, from the first `tokens` tokens or from all."""
         this, setting = self.tokenizer, self.setting
         train = self.packed.train[:tokens]
         options: dict[str, Any] = {
@@ -71,7 +71,7 @@ class StudyText:
 
 @cache
 def prepared(place: Path, family: str, setting: ExperimentSizes) -> StudyText:
-    """The text of a family, from below `place` where it is there.
+    """Prepare the text of a family below `place`, or open it there if it exists.
 
     Raises:
         UsageError: the text does not support the vocabulary, or `place` cannot be written.
@@ -92,7 +92,7 @@ def prepared(place: Path, family: str, setting: ExperimentSizes) -> StudyText:
 
 
 def _kept_tokenizer(family: str, directory: Path) -> TextTokenizer | None:
-    """The one that was trained before; `None` where none is there whole."""
+    """Load the tokenizer that was trained before; `None` if it is missing or incomplete."""
     if not directory.is_dir():
         return None
     try:
@@ -103,9 +103,9 @@ def _kept_tokenizer(family: str, directory: Path) -> TextTokenizer | None:
 
 @dataclass(frozen=True)
 class Padded:
-    """Batches whose rows end early and are filled up with padding, which is masked out and never a label.
+    """Batches whose rows end early. The rest is padding, which is masked out and never a label.
 
-    Lengths are drawn evenly from a quarter of a row to the whole, for each batch by its number.
+    Lengths are uniform between a quarter of a row and a whole row, drawn for each batch by its number.
     """
 
     batches: Batches
@@ -113,11 +113,11 @@ class Padded:
     seed: int
 
     def at(self, step: int, micro: int = 0) -> dict[str, torch.Tensor]:
-        """The batch of a step."""
+        """Return the batch of a step."""
         return self._cut(self.batches.at(step, micro), (self.seed, step, micro))
 
     def held_out(self) -> Iterator[dict[str, torch.Tensor]]:
-        """The held-out batches, cut the same way every time."""
+        """Yield the held-out batches, cut in the same way in every call."""
         for number, batch in enumerate(self.batches.held_out()):
             yield self._cut(batch, (number,))
 

@@ -1,4 +1,4 @@
-"""A real trained table, where the package that carries one is installed: all-MiniLM-L6-v2's."""
+"""A trained table from practice: that of all-MiniLM-L6-v2, if the package that has it is installed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TABLE = "embeddings.word_embeddings.weight"
 
 
 def minilm() -> Path | None:
-    """The directory of the checkpoint; `None` where the package is not installed. Nothing is imported."""
+    """Return the checkpoint's directory, or `None` if the package is not installed. Does not import it."""
     found = importlib.util.find_spec(PACKAGE)
     place = found and found.submodule_search_locations and Path(next(iter(found.submodule_search_locations))) / "model"
     return place if place and place.is_dir() else None
 
 
 def minilm_table(place: Path) -> npt.NDArray[Any]:
-    """Its word embeddings, (30522, 384)."""
+    """Return the word embeddings, (30522, 384), of the checkpoint in `place`."""
     with open_checkpoint(place) as checkpoint:
         return np.asarray(checkpoint.rows(TABLE))

@@ -1,1 +1,1 @@
-"""One file a question: its experiment, its figure, and the sentences that follow from the numbers."""
+"""The questions, one per file: its experiment, its figure, and the conclusion from the numbers."""

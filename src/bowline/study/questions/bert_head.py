@@ -1,4 +1,4 @@
-"""How are the weights of BERT's decoder determined: its parts, and a shared decoder against a cloned one."""
+"""The question about BERT's decoder: the parts of the head, and a shared decoder against a cloned one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bowline.study.study_text import prepared
 
 LOOKS = 6
 SHARE = 3
-"""Both phases are a third of the steps: pretraining, and what follows the cloning."""
+"""Each of the two phases, pretraining and training after the cloning, takes 1/3 of the steps."""
 
 
 def _run(bench: Bench) -> Numbers:
@@ -30,7 +30,7 @@ def _run(bench: Bench) -> Numbers:
 
 
 def drift(setting: dict[str, Any], seed: int, text: Path) -> dict[str, Any]:
-    """Train a tied BERT, then go on twice from there: with the decoder shared, and with it cloned."""
+    """Train a tied BERT, then continue twice: once with the decoder shared, once with it cloned."""
     sizes = ExperimentSizes(**setting)
     data = prepared(text, "bert", sizes)
     batches = data.batches(seed=seed)
@@ -67,7 +67,7 @@ def _apart(model: BertForMaskedLM) -> dict[str, float]:
 
 @torch.no_grad()
 def _head(model: BertForMaskedLM, batches: Any, counts: Any) -> dict[str, Any]:
-    """The parts of the head, and what each has to do with the predictions."""
+    """Measure the parts of the head, and the share of predictions that stay the same without each part."""
     head = model.cls.predictions
     model.eval()
     agree, same_space, total = 0, 0, 0

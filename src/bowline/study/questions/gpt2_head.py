@@ -1,4 +1,4 @@
-"""Why is GPT-2's lm_head not a parameter, and what moves when only the head is tuned?"""
+"""The question why GPT-2's lm_head is not a listed parameter, and what changes when only the head is tuned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD = "lm_head.weight"
 MOVES = {"input embeddings": "input", "head": "head", "hidden states": "hidden"}
 LOOKS = 6
 SHARE = 3
-"""Pretraining takes a third of the steps, tuning as many."""
+"""Pretraining takes 1/3 of the steps, and so does tuning."""
 
 
 def _run(bench: Bench) -> Numbers:
@@ -35,7 +35,7 @@ def _run(bench: Bench) -> Numbers:
 
 
 def names() -> dict[str, Any]:
-    """Where the head of GPT-2 small is listed; nothing is allocated."""
+    """Find where the head of GPT-2 small is listed, without allocating the model."""
     with torch.device("meta"):
         model = GPT2LMHeadModel(GPT2Config())
     return {
@@ -49,7 +49,7 @@ def names() -> dict[str, Any]:
 
 
 def tune(setting: dict[str, Any], seed: int, text: Path) -> dict[str, Any]:
-    """Train a tied model, then only its head on a short text: as it is, and untied with a copy."""
+    """Train a tied model, then tune only its head on a short text, once tied and once untied with a copy."""
     sizes = ExperimentSizes(**setting)
     data = prepared(text, "gpt2", sizes)
     general, special = data.batches(seed=seed), data.batches(seed=seed + 1000, tokens=sizes.few_tokens)
@@ -80,7 +80,7 @@ def _loss_of_training(model: GPT2LMHeadModel, batches: Any) -> float:
 
 @torch.no_grad()
 def _moved(before: GPT2LMHeadModel, after: GPT2LMHeadModel, batch: dict[str, torch.Tensor]) -> dict[str, float]:
-    """How far each part went, relative to what it was."""
+    """Return the change of each part, relative to its norm before."""
 
     def relative(old: torch.Tensor, new: torch.Tensor) -> float:
         return float((new - old).norm() / old.norm())

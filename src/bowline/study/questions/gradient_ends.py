@@ -1,4 +1,4 @@
-"""Where does the gradient of the shared matrix come from: the lookup, or the head?"""
+"""The question where the shared matrix's gradient comes from: from the lookup or from the head."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bowline.study.small_models import mean_curve
 from bowline.study.statistics import mean, written
 
 MORE = 1.5
-"""One end gives more where its norm is so many times the other's."""
+"""One end counts as giving more if its norm is at least this many times the other's."""
 INDEPENDENT = 0.2
-"""Cosines up to here are called nearly none."""
+"""Cosines up to this size count as nearly independent."""
 
 
 def _run(bench: Bench) -> Numbers:

@@ -1,4 +1,4 @@
-"""Is E E^T = I? The distance of a table from a multiple of it, when it is drawn and along training."""
+"""The question whether E E^T = I: the distance of E E^T from a multiple of I, at the draw and during training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _of(found: list[dict[str, Any]], end: str) -> dict[str, Any]:
 
 
 def table_of_minilm() -> dict[str, Any]:
-    """The same figures of MiniLM's table."""
+    """Measure MiniLM's table in the same way."""
     place = minilm()
     assert place is not None, "asked only where it is there"
     table = minilm_table(place).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Is h . e_i a search for the nearest row? How often the largest product is the nearest by cosine and by distance."""
+"""The question whether h . e_i finds the nearest row: how often product, cosine and distance find the same row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bowline.study.statistics import difference, mean, percent, standard_error
 from bowline.study.trained_table import MINILM, minilm, minilm_table
 
 MOSTLY = 0.9
-"""From this share on, two searches are called one."""
+"""Two searches count as the same from this share of agreement on."""
 
 
 def _run(bench: Bench) -> Numbers:
@@ -33,7 +33,7 @@ def _run(bench: Bench) -> Numbers:
 
 
 def rows_of_minilm(queries: int) -> dict[str, Any]:
-    """Rows of MiniLM's table as queries: do they find themselves, and which other row is nearest?"""
+    """Search with rows of MiniLM's table as queries, once for the row itself and once for the nearest other row."""
     place = minilm()
     assert place is not None, "asked only where it is there"
     table = torch.from_numpy(minilm_table(place).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Why is BERT's padding row not zero, and what keeps it so? The row's drift under each policy."""
+"""The question why BERT's padding row is not zero, and which policies keep it at zero."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLICIES = {
 }
 LOOKS = 8
 SHARE = 4
-"""A quarter of the steps."""
+"""The runs take 1/4 of the steps."""
 
 
 def _run(bench: Bench) -> Numbers:
@@ -47,7 +47,7 @@ def _built(sizes: ExperimentSizes, pad: int, policy: str, seed: int) -> BertForM
     if policy == "untied":
         options["tie_word_embeddings"] = False
     model: BertForMaskedLM = build("bert", sizes, seed=seed, **options)
-    if policy == "untied":  # it begins as the tied one does
+    if policy == "untied":  # the same weights as the tied model at the start
         with torch.no_grad():
             model.cls.predictions.decoder.weight.copy_(model.bert.embeddings.word_embeddings.weight)
     if policy == "zeroed":
@@ -58,7 +58,7 @@ def _built(sizes: ExperimentSizes, pad: int, policy: str, seed: int) -> BertForM
 
 
 def drift(setting: dict[str, Any], policy: str, seed: int, text: Path) -> dict[str, Any]:
-    """Train a small BERT on sentences that padding fills up, and look at the padding row."""
+    """Train a small BERT on padded sentences, and measure the padding row."""
     sizes = ExperimentSizes(**setting)
     data = prepared(text, "bert", sizes)
     pad = data.pad
@@ -95,7 +95,7 @@ def _row(model: BertForMaskedLM, batches: Padded, pad: int, unseen: torch.Tensor
 
 
 def formula(setting: dict[str, Any], text: Path) -> dict[str, Any]:
-    """The padding row's gradient in a tied model, beside (1/N) sum_t p_t(pad) h_t over the N labelled positions."""
+    """Compare the padding row's gradient in a tied model with (1/N) sum_t p_t(pad) h_t over N labelled positions."""
     sizes = ExperimentSizes(**setting)
     data = prepared(text, "bert", sizes)
     batches = Padded(data.batches(seed=0), pad=data.pad, seed=0)

@@ -1,4 +1,4 @@
-"""All questions, by name, in the order in which a report has them: those without training first."""
+"""All questions by name, in the order of a report: those without training come first."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ QUESTIONS: dict[str, Question] = {
 
 
 def chosen(names: Iterable[str]) -> list[Question]:
-    """The questions of these names, in the catalogue's order; all of them where none is named.
+    """Return the questions of these names, in the order of `QUESTIONS`, or all questions if no name is given.
 
     Raises:
-        UsageError: a name that is no question's.
+        UsageError: a name that no question has.
 
     Example:
         >>> [question.name for question in chosen(["gradient", "flag"])]

@@ -1,4 +1,4 @@
-"""How should T5's table and head be drawn? Each port's draw: its first loss, and what training makes of it."""
+"""The question how to draw T5's table and head: the first loss and the training of each port's draw."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bowline.study.study_text import prepared
 
 DRAWS = 2
 EXPLODES = 1.5
-"""Times ln V: a first loss from here on is worse than knowing nothing by as much again."""
+"""A first loss above this many times ln V counts as exploding; ln V is the loss of uniform predictions."""
 TRAINED = {
     "transformers-t5, tied": "tied, table 1, logits scaled",
     "transformers-t5, untied": "untied, both 1",
     "transformers-t5-4.19, untied": "untied, head U(±d^-1/2)",
     "t5x, untied": "untied, head d^-1/2",
 }
-"""What the thread argues about: torch's port as it became and as it was, and the draw of Google's own code."""
+"""The draws that the thread discusses: torch's port now and before, and Google's own code."""
 BOTH_ONE = "transformers-t5, untied"
 SHARE = 4
-"""A quarter of the steps."""
+"""The runs take 1/4 of the steps."""
 
 
 def _run(bench: Bench) -> Numbers:
@@ -50,7 +50,7 @@ def _run(bench: Bench) -> Numbers:
 
 
 def first_loss(recipe: str, tied: bool, vocab_size: int, hidden_size: int, layers: int) -> dict[str, Any]:
-    """One recipe in one model of the true vocabulary: predicted and measured."""
+    """Predict and measure the first loss of one recipe."""
     sizes = {"vocab_sizes": [vocab_size], "hidden_sizes": [hidden_size]}
     row = next(compare("t5", [recipe], ties=[tied], num_layers=layers, draws=DRAWS, **sizes))
     return {
@@ -65,7 +65,7 @@ def first_loss(recipe: str, tied: bool, vocab_size: int, hidden_size: int, layer
 
 
 def train(setting: dict[str, Any], recipe: str, tied: bool, seed: int, text: Path) -> dict[str, Any]:
-    """A small T5 that is drawn so, trained to fill holes in text."""
+    """Train a small T5, drawn by `recipe`, to fill holes in text."""
     sizes = ExperimentSizes(**setting)
     batches = prepared(text, "t5", sizes).batches(seed=seed)
     model = build("t5", sizes, seed=seed, recipe=recipe, tie_word_embeddings=tied)

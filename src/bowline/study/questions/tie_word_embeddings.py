@@ -1,4 +1,4 @@
-"""What does `tie_word_embeddings` do? Parameters, the file, gradients and memory, counted with it and without it."""
+"""The question what `tie_word_embeddings` does: parameters, file, gradients and memory with and without it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _run(bench: Bench) -> Numbers:
 
 
 def count(family: str) -> dict[str, Any]:
-    """The parameters of the family's base size, tied and untied; nothing is allocated."""
+    """Count the parameters of the family's base size, tied and untied, without allocating models."""
     cls = FAMILIES[family].model
     found: dict[str, Any] = {}
     for name, tied in (("tied", True), ("untied", False)):
@@ -60,9 +60,9 @@ def _built(family: str, tied: bool, vocab_size: int, hidden_size: int, layers: i
     this = FAMILIES[family]
     config = this.config(vocab_size, hidden_size, layers).updated(tie_word_embeddings=tied)
     if family == "t5":
-        config = config.updated(scale_decoder_outputs=None)  # what the flag makes of it
+        config = config.updated(scale_decoder_outputs=None)  # the flag decides
     model: PreTrainedModel = this.model(config)
-    return model.eval()  # without dropout two models can be compared
+    return model.eval()  # dropout would make two models differ
 
 
 def _backward(model: nn.Module, vocab_size: int) -> torch.Tensor:
@@ -74,7 +74,7 @@ def _backward(model: nn.Module, vocab_size: int) -> torch.Tensor:
 
 
 def measure(family: str, tied: bool, vocab_size: int, hidden_size: int, layers: int) -> dict[str, Any]:
-    """A model as it is saved, and after one step of AdamW: what is on the disk, and what is held."""
+    """Measure the bytes of a model's file, and of its tensors in memory after one step of AdamW."""
     model = _built(family, tied, vocab_size, hidden_size, layers)
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
@@ -97,12 +97,12 @@ def measure(family: str, tied: bool, vocab_size: int, hidden_size: int, layers: 
 
 
 def gradient(family: str, vocab_size: int, hidden_size: int, layers: int) -> dict[str, Any]:
-    """The tied matrix's gradient, held against the sum of what the two ends get in an untied model of equal weights."""
+    """Compare the tied matrix's gradient with the sum of both ends' gradients in an untied model of equal weights."""
     tied = _built(family, True, vocab_size, hidden_size, layers)
     untied = copy.deepcopy(tied)
     untie_weights(untied)
     table, head = _ends(untied)
-    factor = float((head.norm() / table.norm()).detach())  # where the flag scales, the copy has taken the factor on
+    factor = float((head.norm() / table.norm()).detach())  # if the flag scales, the head's copy includes the factor
     _backward(tied, vocab_size)
     _backward(untied, vocab_size)
     shared = _gradient(_ends(tied)[0])

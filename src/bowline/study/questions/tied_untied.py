@@ -1,4 +1,4 @@
-"""Is a tied model better? Held against an untied one at equal steps, at equal parameters, and where text is short."""
+"""The question whether tying helps: tied against untied at equal width, at equal parameters, and on short text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXPECTED = {
     "parameters": ("Press and Wolf (2016)", "better"),
     "short": ("Press and Wolf (2016)", "better"),
 }
-"""Who found what."""
+"""The published result for each comparison, and its source."""
 ARMS = {"tied": "tied", "untied": "untied, equal width", "narrow": "untied, equal parameters"}
 
 
@@ -53,7 +53,7 @@ def _perplexities(arm: dict[str, Any]) -> list[float]:
 
 
 def _least(arm: dict[str, Any]) -> list[float]:
-    """Of each seed the best perplexity of all looks: where a run overfits, the one that would be kept."""
+    """Return each seed's best perplexity over its run, which early stopping would keep."""
     return [math.exp(min(losses)) for losses in arm["held_out"]]
 
 
@@ -105,7 +105,7 @@ def _plot(numbers: Numbers) -> Sheet:
 
 
 def _verdict(tied: list[float], other: list[float], expected: str) -> str:
-    """How the tied model did, and who found otherwise: lower is better."""
+    """Word the comparison, lower is better, and name the source that found a different result."""
     found = difference(tied, other)
     way = "neither clearly better nor worse" if not found.clear else "better" if found.value < 0 else "worse"
     told = f"{way} ({with_error(tied)} against {with_error(other)}, {len(tied)} seeds)"
