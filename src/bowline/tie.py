@@ -1,4 +1,4 @@
-"""The declaration that every stage reads: which tensor borrows which, and how the two are found to stand."""
+"""A tie, the pair of tensor names that share one matrix, and the states that the two tensors can be in."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Tie", "TieState", "owner_chain"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Tie:
-    """`target` is `source`: the borrower (the output head) uses the owner's matrix (the input embedding).
+    """A tie `target` <- `source`: the target (the output head) uses the matrix of the source (the input embedding).
 
-    Both are tensor names, as `transformers` writes them in `{target: source}`. Bias ties and ties between the
-    embeddings of an encoder and a decoder are ties like any other.
+    Both are tensor names, as `transformers` writes them in `{target: source}`. Ties between biases, or
+    between the embeddings of an encoder and a decoder, are ties as well.
 
     Example:
         >>> print(Tie("lm_head.weight", "transformer.wte.weight"))
@@ -29,7 +29,7 @@ class Tie:
 
 
 class TieState(StrEnum):
-    """How the two ends of a tie stand, on disk or live.
+    """The state of the two ends of a tie, on disk or in a live model.
 
     Example:
         >>> TieState.DIVERGED.value
@@ -47,11 +47,11 @@ class TieState(StrEnum):
     INCOMPATIBLE = "INCOMPATIBLE"
     """Two tensors whose shapes or dtypes cannot be one matrix."""
     TARGET_MISSING = "TARGET_MISSING"
-    """Only the source is there, and nothing says that the target is it."""
+    """Only the source exists, and nothing says that the target is the same matrix."""
     SOURCE_MISSING = "SOURCE_MISSING"
-    """Only the target is there."""
+    """Only the target exists."""
     BOTH_MISSING = "BOTH_MISSING"
-    """Neither is there."""
+    """Neither exists."""
 
 
 def owner_chain(name: str, sources: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,25 +1,25 @@
-"""What an embedding table looks like as a set of V vectors in D dimensions: one function for each diagnostic.
+"""Diagnostics of an embedding table as a set of V vectors in D dimensions, one function each.
 
-A tied table E (V, D) is read twice: row i goes in as the embedding of token i, and the logits come out as h E^T. So
-what E E^T looks like decides what the tie asks of the model. E E^T = I is impossible for V > D (`identity_bound`);
-what can hold is E^T E = c I, a tight frame (`tight_frame_distance`). Four of the diagnostics are one number in four
-dresses: with the participation ratio P, the frame ratio is D / P, the distance from a tight frame sqrt(D / P - 1) and
-the distance from the identity sqrt(1 - P / V). IsoScore is a fifth, of the centred rows: (P' - 1) / (D - 1). Each is
-kept, because each has its own literature.
+A tied table E (V, D) is used twice: row i is the embedding of token i, and the logits are h E^T. So E E^T decides what
+the tie demands of the model. E E^T = I is impossible for V > D (`identity_bound`); E^T E = c I, a tight frame, is
+possible (`tight_frame_distance`). Four of the diagnostics are functions of one number, the participation ratio P: P
+itself, the frame ratio D / P, the distance from a tight frame sqrt(D / P - 1) and the distance from the identity
+sqrt(1 - P / V). IsoScore is a fifth, of the centred rows: (P' - 1) / (D - 1). All are provided, because each has its
+own literature.
 
-Shared by every function here:
+Every function here follows these rules:
 
 - A table is a (V, D) numpy array or torch tensor of floats or integers, or `Rows` of one, prepared once for several
   diagnostics; anything else is a `UsageError`. A tensor may be on any device and require a gradient: it is detached
   and brought to the CPU, bfloat16 in float32; torch itself is not imported. Half precision is computed in float32.
 - Rows with a NaN or an infinity are left out (so are float64 rows beyond 1e150, whose squares overflow). Rows of
-  zeros are left out wherever a cosine or a self-decoding is asked for.
+  zeros are left out of cosines and self-decoding.
 - A figure that is not defined (no rows, a mean over no pairs) is None.
-- Nothing of size V x V is ever held. Gram matrices are summed in float64 up to 1024 a side and in float32 above;
+- No V x V matrix is held in memory. Gram matrices are summed in float64 up to 1024 a side and in float32 above;
   scores against all rows are float32.
 
-`describe` gives them all, of a whole table or of a sample of its rows. What a table of independent Gaussian entries
-would give, to hold a figure against, is in the functions named `gaussian_`.
+`describe` computes all of them, for a whole table or a sample of its rows. The functions named `gaussian_` give the
+values of a table of independent Gaussian entries, for comparison.
 """
 
 from __future__ import annotations

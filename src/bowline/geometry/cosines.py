@@ -1,4 +1,4 @@
-"""Cosines over pairs of rows: their mean, the mean of their squares, and the least that it can be."""
+"""The mean cosine and the mean squared cosine over pairs of rows, and the lower bound of the latter."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def mean_squared_cosine(table: Table | Rows) -> float | None:
 
 
 def welch_bound(rows: int, hidden_size: int) -> float | None:
-    """The least mean squared cosine that V rows in D dimensions can have: max(0, V - D) / (D (V - 1)).
+    """The lower bound of the mean squared cosine of V rows in D dimensions: max(0, V - D) / (D (V - 1)).
 
-    Reached exactly by rows of one length that are a tight frame (Welch, "Lower Bounds on the Maximum Cross
+    Reached exactly by rows of equal length that form a tight frame (Welch, "Lower Bounds on the Maximum Cross
     Correlation of Signals", 1974). None for fewer than two rows.
 
     Example:

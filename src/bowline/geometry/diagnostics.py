@@ -1,4 +1,4 @@
-"""All diagnostics of one table, or of a sample of its rows."""
+"""Computes all diagnostics of one table, or of a sample of its rows."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from bowline.geometry.usable_rows import Rows
 __all__ = ["GeometryReport", "describe", "sample_rows"]
 
 SPECTRUM_ROWS = 2
-"""A sample shows the spectrum of a table from this many rows for each dimension."""
+"""A sample shows the spectrum of a table if it has at least this many rows for each dimension."""
 QUERY_PRODUCTS = 6_000_000_000
 """Multiplications that `describe` spends on scores: 512 queries against a table of 30522 x 384."""
 LEAST_QUERIES = 256
-"""Rows that it asks about however many rows there are."""
+"""The least number of rows that `describe` queries, in a table of any size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,9 @@ class GeometryReport:
     """Every diagnostic of one table, and what it was computed from.
 
     rows, hidden_size: V and D of the table.
-    sampled_rows: how many rows were looked at; None when it was all of them and the report is exact.
-    left_out_rows, zero_rows: of the rows looked at, those with a NaN or an infinity, and those of zeros.
-    queried_rows: a uniform sample of the rows looked at, each held against all of those, for `self_decoding_rate`
+    sampled_rows: the number of rows in the sample; None if all rows were used and the report is exact.
+    left_out_rows, zero_rows: the used rows that have a NaN or an infinity, and those that are zero.
+    queried_rows: a uniform sample of the used rows, each compared with all of them, for `self_decoding_rate`
         and `median_nearest_cosine`.
 
     In a report on a sample, `self_decoding_rate` is the rate among the sampled rows and `median_nearest_cosine` that
@@ -83,7 +83,7 @@ class GeometryReport:
 
 
 def sample_rows(rows: int, hidden_size: int, budget_bytes: int = 32 << 20, seed: int = 0) -> Indices | None:
-    """Which rows of a (rows, hidden_size) table to read, so that they fit `budget_bytes` as float32.
+    """Choose rows of a (rows, hidden_size) table that fit `budget_bytes` as float32.
 
     A uniform sample without replacement, ascending, the same for the same seed. None when the whole table fits. At
     least two rows, so that there is a pair.
@@ -105,11 +105,11 @@ def sample_rows(rows: int, hidden_size: int, budget_bytes: int = 32 << 20, seed:
 
 
 def describe(table: Table, *, rows: int | None = None, seed: int = 0) -> GeometryReport:
-    """Every diagnostic of a table, or of a sample of its rows.
+    """Compute every diagnostic of a table, or of a sample of its rows.
 
     `table` (V, D) is the whole table, or the rows that `sample_rows` chose from a table of `rows` rows (default: V,
     the whole). `seed` draws the rows whose scores against all others are computed: as many as 6e9 multiplications
-    allow, and at least 256. See `GeometryReport` for what a figure of a sample means. Raises `UsageError` when `rows`
+    allow, and at least 256. See `GeometryReport` for the meaning of figures of a sample. Raises `UsageError` if `rows`
     is less than V.
 
     Example:

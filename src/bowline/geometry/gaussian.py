@@ -1,4 +1,4 @@
-"""What a (V, D) table of independent Gaussian entries of one variance gives: what a drawn table is held against."""
+"""The expected diagnostics of a (V, D) table of independent Gaussian entries of one variance, for comparison."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRID = 4096
 def gaussian_participation_ratio(rows: int, hidden_size: int) -> float:
     """E[(tr G)^2] / E[||G||_F^2] of a Gaussian table, G = E^T E: (V D + 2) / (V + D + 1); in [1, min(V, D)].
 
-    The moments of a Wishart matrix (Muirhead, "Aspects of Multivariate Statistical Theory", 1982).
+    From the moments of a Wishart matrix (Muirhead, "Aspects of Multivariate Statistical Theory", 1982).
 
     Example:
         >>> round(gaussian_participation_ratio(30522, 384), 1)
@@ -46,7 +46,7 @@ def gaussian_eigenvalues(rows: int, hidden_size: int) -> Floats:
     """
     _check(rows, hidden_size, least=1)
     count = min(rows, hidden_size)
-    ratio = count / max(rows, hidden_size)  # E^T E and E E^T have the same eigenvalues but for zeros
+    ratio = count / max(rows, hidden_size)  # E^T E and E E^T have the same nonzero eigenvalues
     angles = (np.arange(GRID) + 0.5) * (math.pi / GRID)
     support = 1 + ratio + 2 * math.sqrt(ratio) * np.cos(angles)
     mass = np.cumsum(np.sin(angles) ** 2 / support)
@@ -57,7 +57,7 @@ def gaussian_eigenvalues(rows: int, hidden_size: int) -> Floats:
 def gaussian_cosine_density(cosines: npt.ArrayLike, hidden_size: int) -> Floats:
     """The density of cos(e_i, e_j), i != j: proportional to (1 - x^2)^((D - 3) / 2) for |x| < 1, and 0 beyond.
 
-    Two independent uniform directions in D > 1 dimensions; mean 0, variance 1 / D. Where D is 2 it has no bound at 1.
+    For two independent uniform directions in D > 1 dimensions; mean 0, variance 1 / D. For D = 2 it is unbounded at 1.
 
     Example:
         >>> gaussian_cosine_density([-0.5, 0.0, 0.5], 3)

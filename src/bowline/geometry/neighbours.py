@@ -1,4 +1,4 @@
-"""Every row against the others: does it decode to itself, and which row is nearest by cosine."""
+"""Compares every row with the others: whether it decodes to itself, and which row is nearest by cosine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SCORE_ENTRIES = 1 << 23
 def self_decoding_failures(table: Table | Rows, queries: npt.ArrayLike | None = None) -> Indices:
     """The rows i with argmax_j e_i . e_j != i, ascending: tokens whose own embedding decodes to another token.
 
-    `queries` are the rows asked about (indices into `table`; all of them when None); each is held against every row
-    of the table. A tie counts as decoding to itself, so an exact duplicate is no failure: i fails when some j has
+    `queries` are the rows to check (indices into `table`; all of them when None); each is compared with every row of
+    the table. A tie counts as decoding to itself, so an exact duplicate is not a failure: i fails when some j has
     e_i . (e_j - e_i) > 0. The best j is found in float32 and that inequality is decided in float64. Only rows longer
-    than e_i are tried, since e_i . e_j <= ||e_i|| ||e_j||. Rows of zeros or with a NaN or an infinity are not asked.
+    than e_i are tried, since e_i . e_j <= ||e_i|| ||e_j||. Rows of zeros or with a NaN or an infinity are not checked.
 
     Example:
         >>> self_decoding_failures(np.array([[1.0, 0.0], [3.0, 0.0], [0.0, 1.0], [3.0, 0.0]]))
@@ -47,8 +47,8 @@ def self_decoding_failures(table: Table | Rows, queries: npt.ArrayLike | None = 
 def self_decoding_rate(table: Table | Rows, queries: npt.ArrayLike | None = None) -> float | None:
     """The share of the rows i with argmax_j e_i . e_j = i, in [0, 1].
 
-    Ties, `queries` and the rows that are not asked as in `self_decoding_failures`. O(V^2 D) for a whole table, in
-    blocks. None when no row is asked.
+    Ties, `queries` and unchecked rows are handled as in `self_decoding_failures`. O(V^2 D) for a whole table, in
+    blocks. None when no row is checked.
 
     Example:
         >>> self_decoding_rate(np.array([[1.0, 0.0], [3.0, 0.0], [0.0, 1.0], [3.0, 0.0]]))
@@ -62,9 +62,9 @@ def self_decoding_rate(table: Table | Rows, queries: npt.ArrayLike | None = None
 def nearest_rows(table: Table | Rows, queries: npt.ArrayLike | None = None) -> tuple[Indices, Floats]:
     """For each query row i: the row j != i with the largest cos(e_i, e_j), and that cosine, in [-1, 1].
 
-    `queries` are indices into `table`, all rows when None; say `self_decoding_failures(table)`. Returns two arrays of
+    `queries` are indices into `table`, all rows when None; e.g. `self_decoding_failures(table)`. Returns two arrays of
     their length; -1 and NaN where a cosine is not defined (a row of zeros, one with a NaN or an infinity, or no other
-    row). Float32: cosines closer than about 1e-6 are not told apart.
+    row). Float32: cosines closer than about 1e-6 are not distinguished.
 
     Example:
         >>> neighbours, cosines = nearest_rows(np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 4.0]]), [0, 1])
@@ -89,14 +89,14 @@ def nearest_rows(table: Table | Rows, queries: npt.ArrayLike | None = None) -> t
         best = scores.argmax(axis=1)
         neighbours[places] = rows.given(best)
         cosines[places] = np.clip(scores[line, best], -1.0, 1.0)
-        del scores  # before the next block's are there
+        del scores  # before those of the next block are computed
     return neighbours, cosines
 
 
 def median_nearest_cosine(table: Table | Rows, queries: npt.ArrayLike | None = None) -> float | None:
     """The median over the rows i of max_{j != i} cos(e_i, e_j), in [-1, 1].
 
-    How close a typical token's nearest neighbour is. `queries` as in `nearest_rows`; rows without a cosine are left
+    The closeness of a typical token's nearest neighbour. `queries` as in `nearest_rows`; rows without a cosine are left
     out. None when none remains.
 
     Example:
@@ -109,7 +109,7 @@ def median_nearest_cosine(table: Table | Rows, queries: npt.ArrayLike | None = N
 
 
 def _score_blocks(queries: Indices, rows: Rows) -> Iterator[Indices]:
-    """Some of the queries at a time: few enough for their scores, and for float64 copies of the rows themselves."""
+    """Blocks of the queries, small enough for their scores and for float64 copies of the rows themselves."""
     step = max(1, SCORE_ENTRIES // max(1, rows.count, 8 * rows.hidden_size))
     for start in range(0, queries.size, step):
         yield queries[start : start + step]

@@ -1,4 +1,4 @@
-"""How long the rows are."""
+"""Quantiles of the row norms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The eigenvalues of E^T E: how many directions are in use, and how far the table is from a frame or an identity."""
+"""Diagnostics from the eigenvalues of E^T E: directions in use, and distances from a tight frame and the identity."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def isoscore(table: Table | Rows) -> float | None:
 def participation_ratio(table: Table | Rows) -> float | None:
     """P = (sum_k l_k)^2 / sum_k l_k^2 over the eigenvalues l of E^T E; in [1, min(V, D)].
 
-    How many directions carry the squared norm, in the sense of the participation ratio of Bell and Dean (1970).
+    The number of directions that carry the squared norm: the participation ratio of Bell and Dean (1970).
     Computed without an eigensolver, as (tr E^T E)^2 / ||E^T E||_F^2. Not centred: a common offset counts as a
     direction. None for a table of zeros.
 
@@ -105,8 +105,8 @@ def participation_ratio(table: Table | Rows) -> float | None:
 def frame_ratio(table: Table | Rows) -> float | None:
     """D sum_k l_k^2 / (sum_k l_k)^2 = D / P over the eigenvalues l of E^T E; in [1, D].
 
-    The frame potential sum_ij (e_i . e_j)^2 over its minimum for rows of these norms' total (Benedetto and Fickus,
-    "Finite Normalized Tight Frames", 2003): 1 for a tight frame. None for a table of zeros.
+    The frame potential sum_ij (e_i . e_j)^2 divided by its minimum for rows of the same total squared norm (Benedetto
+    and Fickus, "Finite Normalized Tight Frames", 2003): 1 for a tight frame. None for a table of zeros.
 
     Example:
         >>> frame_ratio(np.array([[1.0, 0.0], [1.0, 0.0]]))
@@ -120,8 +120,8 @@ def frame_ratio(table: Table | Rows) -> float | None:
 def tight_frame_distance(table: Table | Rows) -> float | None:
     """||E^T E / c - I||_F / sqrt(D), c = tr(E^T E) / D, which is sqrt(D / P - 1); in [0, sqrt(D - 1)].
 
-    0 exactly for a tight frame (Benedetto and Fickus, 2003), the one sense in which a table with V > D can be
-    orthogonal. Resolves about 1e-7. None for a table of zeros.
+    0 exactly for a tight frame (Benedetto and Fickus, 2003), the only sense in which a table with V > D can be
+    orthogonal. The resolution is about 1e-7. None for a table of zeros.
 
     Example:
         >>> tight_frame_distance(np.vstack([np.eye(3), np.eye(3)]))
@@ -148,9 +148,9 @@ def identity_distance(table: Table | Rows) -> float | None:
 
 
 def identity_bound(rows: int, hidden_size: int) -> float | None:
-    """The least `identity_distance` that V rows in D dimensions can have: sqrt(max(0, V - D) / V).
+    """The lower bound of `identity_distance` for V rows in D dimensions: sqrt(max(0, V - D) / V).
 
-    E E^T has rank at most D, so V - D of its eigenvalues are 0 where the identity has 1. Reached by a tight frame.
+    E E^T has rank at most D, so V - D of its eigenvalues are 0 instead of 1. A tight frame reaches the bound.
     None without rows.
 
     Example:
@@ -168,8 +168,8 @@ def _participation(rows: Rows, squared_norms: Floats, gram: Array) -> float | No
     trace = float(squared_norms.sum())
     if trace == 0 or (count == 1 and total > 1):
         return None
-    # ||E^T E||_F^2 is the sum of ||e_i||^4 over the rows and of (e_i . e_j)^2 over the pairs. Of a sample each is
-    # multiplied to the table's number of rows or pairs: P of the sample alone is too small.
+    # ||E^T E||_F^2 is the sum of ||e_i||^4 over the rows and of (e_i . e_j)^2 over the pairs. For a sample,
+    # each sum is scaled to the table's number of rows or pairs: P of the sample alone is too small.
     fourth_powers = float(squared_norms @ squared_norms)
     off_diagonal = sum_of_squares(without_diagonal(gram)) if rows.wide else sum_of_squares(gram) - fourth_powers
     pairs = max(0.0, off_diagonal)

@@ -1,4 +1,4 @@
-"""What a diagnostic accepts: a matrix of numbers, row numbers, and of the rows those that have finite squares."""
+"""Checks the input of diagnostics: a matrix of numbers, row numbers, and the rows that have finite squares."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 LARGEST_ENTRY = 1e150
-"""A float64 entry above this has no finite square: its row is left out like one with an infinity."""
+"""The square of a float64 entry above this overflows: its row is left out, like a row with an infinity."""
 
 
 def floats(table: Table) -> Array:
-    """The table as float32 or float64, whichever holds its entries; a `UsageError` for what is no matrix of numbers."""
+    """The table as float32 or float64, whichever holds its entries; raises `UsageError` for anything else."""
     array = to_numpy(table) if is_tensor(table) else np.asarray(table)
     if array.ndim != 2:
         raise UsageError(
@@ -37,7 +37,7 @@ def floats(table: Table) -> Array:
 
 
 def indices(queries: npt.ArrayLike | Tensor | None, stored: int) -> Indices:
-    """The row numbers asked for, below `stored`; all of them when None."""
+    """The row numbers as an array, checked to be below `stored`; all of them when None."""
     if queries is None:
         return np.arange(stored)
     asked: Array = to_numpy(queries, "queries") if is_tensor(queries) else np.asarray(queries)
@@ -55,7 +55,7 @@ def indices(queries: npt.ArrayLike | Tensor | None, stored: int) -> Indices:
 
 
 def largest_entry(array: Array) -> float:
-    """The largest magnitude; NaN when there is a NaN."""
+    """The largest magnitude in the table; NaN if it has a NaN."""
     return float(np.maximum(array.max(), -array.min())) if array.size else 0.0
 
 

@@ -1,4 +1,4 @@
-"""A torch tensor as a numpy array, told by its class so that torch is never imported here."""
+"""Converts torch tensors to numpy arrays; recognises them by class, so that torch is never imported here."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from bowline.errors import UsageError
 __all__ = ["Tensor", "check_holds_values", "is_tensor", "to_numpy"]
 
 NUMPY_FLOATS = ("torch.float16", "torch.float32", "torch.float64")
-"""The floats of torch that numpy has too; the others are widened to float32, which holds all of their values."""
+"""The float dtypes of torch that numpy has too; others are widened to float32, which holds all their values."""
 
 
 class Tensor(Protocol):
-    """A `torch.Tensor`, as far as a diagnostic asks: any dtype, any device, with or without a gradient."""
+    """The interface of `torch.Tensor` that diagnostics use: any dtype, any device, with or without a gradient."""
 
     def detach(self) -> Any: ...
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Whether this is a `torch.Tensor` or of a class made from it, such as a `Parameter`.
+    """Whether this is a `torch.Tensor` or an instance of a subclass, such as a `Parameter`.
 
     Example:
         >>> is_tensor([1.0, 2.0])
@@ -31,7 +31,7 @@ def is_tensor(value: object) -> TypeGuard[Tensor]:
 
 
 def check_holds_values(tensor: Tensor, name: str = "table") -> None:
-    """Raises `UsageError` for a tensor on the meta device, a sparse, a quantised or a nested one."""
+    """Raise `UsageError` for a tensor on the meta device, a sparse, a quantised or a nested one."""
     values: Any = tensor
     for odd, kind, way_out in (
         (values.is_meta, "one on the meta device", "load its values first, say with to_empty and load_state_dict"),

@@ -1,4 +1,4 @@
-"""The usable rows of a table, with what several diagnostics share: norms, Gram matrix, spectrum."""
+"""The usable rows of a table, with the norms, Gram matrix and spectrum that several diagnostics share."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from bowline.geometry.table_checks import (
 __all__ = ["Rows"]
 
 LEAST_KEPT = 0.1
-"""Rows less their mean have their Gram matrix from that of the rows when this share of the squared norms is left: at
-less, the difference would lose digits, and it is summed anew."""
+"""The Gram matrix of the centred rows is derived from that of the rows if at least this share of the squared norms
+remains; below it the difference would lose digits, and the matrix is summed again."""
 BLOCK_ENTRIES = 1 << 20
 """Entries of the table that are widened to float64 at a time (8 MiB)."""
 
@@ -35,8 +35,8 @@ class Rows:
     """The usable rows of a table, prepared once so that several diagnostics share the work.
 
     Every diagnostic takes a table or its `Rows`. `table` is (V, D); with `total`, it is a uniform sample of a table
-    of that many rows, and `participation_ratio` and its kin estimate the whole table's. Raises `UsageError` for what
-    is not a matrix of floats, or a `total` below V.
+    of that many rows, and `participation_ratio` and its relatives are estimated for the whole table. Raises
+    `UsageError` for anything but a matrix of floats, or for a `total` below V.
 
     Example:
         >>> from bowline.geometry import mean_cosine, participation_ratio
@@ -78,27 +78,27 @@ class Rows:
 
     @classmethod
     def of(cls, table: Table | Rows) -> Rows:
-        """Itself, or the rows of this table."""
+        """The `Rows` of a table; a `Rows` is returned as it is."""
         return table if isinstance(table, Rows) else cls(table)
 
     @property
     def wide(self) -> bool:
-        """Fewer rows than dimensions: E E^T is smaller than E^T E."""
+        """Whether there are fewer rows than dimensions, so that E E^T is smaller than E^T E."""
         return self.count < self.hidden_size
 
     def in_table(self, count: int) -> int:
-        """How many rows of the whole table this many of the rows given stand for."""
+        """The number of rows of the whole table that `count` of the given rows represent."""
         return round(self.stored_total * count / self.stored) if self.stored else 0
 
     def blocks(self) -> Iterator[tuple[slice, Floats]]:
-        """The rows in float64, some at a time, with their place."""
+        """The rows in float64, in blocks, each with its place."""
         step = max(1, BLOCK_ENTRIES // max(1, self.hidden_size))
         for start in range(0, self.count, step):
             place = slice(start, min(start + step, self.count))
             yield place, self.array[place].astype(np.float64)
 
     def unit_blocks(self) -> Iterator[tuple[slice, Floats]]:
-        """The same, each row brought to length 1; a row of zeros stays."""
+        """The blocks with each row scaled to length 1; a row of zeros stays."""
         for place, block in self.blocks():
             block /= self.lengths[place, None]
             yield place, block
@@ -113,22 +113,22 @@ class Rows:
         return self._gram
 
     def eigenvalues(self) -> Floats:
-        """The eigenvalues of `gram()`, ascending; those below its resolution as 0."""
+        """The eigenvalues of `gram()`, ascending; those below its resolution are set to 0."""
         if self._eigenvalues is None:
             self._eigenvalues = _above_rounding(np.linalg.eigvalsh(self.gram()))
         return self._eigenvalues
 
     def spectrum(self) -> tuple[Floats, Array]:
-        """The same, with its eigenvectors in columns."""
+        """The eigenvalues of `gram()`, and its eigenvectors in columns."""
         if self._eigenvalues is None or self._vectors is None:
             eigenvalues, self._vectors = np.linalg.eigh(self.gram())
             self._eigenvalues = _above_rounding(eigenvalues)
         return self._eigenvalues, self._vectors
 
     def centred(self) -> tuple[Floats, Array]:
-        """The squared norms of the rows less their mean (of a sample: the sample's), and what `gram()` is of those.
+        """The squared norms and the Gram matrix of the centred rows; a sample is centred on its own mean.
 
-        Rows that are all equal give exact zeros.
+        Equal rows give exact zeros.
         """
         first = self.array[:1].astype(np.float64)
         offsets = sum(((block - first).sum(axis=0) for _, block in self.blocks()), start=np.zeros(self.hidden_size))
@@ -141,7 +141,7 @@ class Rows:
         return squares, sum_of_grams((block - mean for _, block in self.blocks()), self.hidden_size)
 
     def _gram_less(self, mean: Floats) -> Array:
-        """`gram()` of the rows less their mean, without another pass over them."""
+        """The Gram matrix of the centred rows, derived from `gram()` without another pass over the rows."""
         gram = self.gram()
         if self.wide:
             means: Floats = gram.mean(axis=0, dtype=np.float64)
@@ -152,18 +152,18 @@ class Rows:
         return centred
 
     def _columns(self, less: Floats) -> Iterator[Array]:
-        """Some columns at a time of the rows less a vector, transposed: (n, V)."""
+        """Blocks of the columns of the rows minus a vector, transposed: (n, V)."""
         step = max(1, BLOCK_ENTRIES // max(1, self.count))
         for start in range(0, self.hidden_size, step):
             columns = self.array[:, start : start + step].astype(np.float64)
             yield (columns - less[start : start + step]).T
 
     def given(self, positions: Indices) -> Indices:
-        """Where these of the usable rows are in the table as it was given."""
+        """The positions of these usable rows in the given table."""
         return positions if self._kept is None else self._kept[positions]
 
     def positions(self, queries: npt.ArrayLike | None) -> Indices:
-        """Where these rows of the table (None: all) are among the usable ones; -1 for a row that was left out."""
+        """The positions of these rows of the table (None: all) among the usable ones; -1 for rows that are left out."""
         asked = indices(queries, self.stored)
         if self._kept is None:
             return asked
@@ -172,12 +172,12 @@ class Rows:
         return positions[asked]
 
     def have_direction(self, positions: Indices) -> npt.NDArray[np.bool_]:
-        """Which of these positions are of usable rows that are not zero."""
-        directed = np.append(self.norms > 0, False)  # the last is for -1
+        """Whether each of these positions is that of a usable row that is not zero."""
+        directed = np.append(self.norms > 0, False)  # the last entry is for -1
         return directed[positions]
 
     def with_direction(self, queries: npt.ArrayLike | None) -> Indices:
-        """The positions of those of the queried rows that are usable and not zero."""
+        """The positions of the queried rows that are usable and not zero."""
         positions = self.positions(queries)
         return positions[self.have_direction(positions)]
 

@@ -1,8 +1,8 @@
-"""Is E E^T = I? The answer as a number, and as a figure of what stands between a table and that.
+"""Draws how far a table is from E E^T = I, and computes the distance.
 
-E E^T = a I asks three things of the rows of E (V, D): that E^T E treats every direction alike (with V > D that is a
-tight frame, the most that can hold), that any two rows are orthogonal, and that all rows are of one length. Each is a
-panel, beside what a table of independent Gaussian entries gives.
+E E^T = a I requires three things of the rows of E (V, D): E^T E treats every direction alike (with V > D that is a
+tight frame, the closest possible), any two rows are orthogonal, and all rows have one length. Each has a panel, which
+also shows a table of independent Gaussian entries.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ __all__ = ["IdentityAnswer", "identity_answer", "identity_figure"]
 Floats = npt.NDArray[np.float64]
 
 WHOLE_ENTRIES = 40_000_000
-"""A table of more entries than this is drawn from a sample of its rows."""
+"""Above this number of entries, the figure uses a sample of the rows."""
 PAIRED_ROWS = 1500
-"""Rows whose cosines with each other are shown: a million pairs."""
+"""The most rows whose pairwise cosines are shown: a million pairs."""
 BINS = 120
 LONGEST_NAME = 60
-"""Characters of a name that the legend has room for."""
+"""The most characters of a name in the legend."""
 DECADES = 4
-"""How far below their mean eigenvalues are shown."""
+"""Decades below their mean in which eigenvalues are shown."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IdentityAnswer:
-    """How far E E^T is from a multiple of I, and what the figure shows of it.
+    """The distance of E E^T from a multiple of I, and the data of the figure.
 
-    The distances are those of `bowline.geometry`, of the whole table also when only `sampled_rows` of it were looked
-    at; `rows` is V, those with a NaN or an infinity left out, and `gaussian_...` what a Gaussian table of V rows gives.
-    `eigenvalues` are those of E^T E that can differ from 0, in units of their mean, descending; `cosines` those of all
-    pairs among at most 1500 rows; `norms` in units of their root mean square. These three are of the `seen_rows` that
-    were looked at and are usable.
+    The distances are those of `bowline.geometry`, for the whole table even if only `sampled_rows` of it were used.
+    `rows` is V without the rows that have a NaN or an infinity, and `gaussian_...` are the values of a Gaussian table
+    of V rows. `eigenvalues` are those of E^T E that can differ from 0, in units of their mean, descending; `cosines`
+    those of all pairs among at most 1500 rows; `norms` in units of their root mean square. These three are computed
+    from the `seen_rows`, the used rows without a NaN or an infinity.
     """
 
     rows: int
@@ -80,7 +80,7 @@ class IdentityAnswer:
     norms: Floats
 
     def sentence(self) -> str:
-        """The answer in words, with its numbers.
+        """The answer as a sentence, with its numbers.
 
         Example:
             >>> identity_answer(np.vstack([np.eye(3), -np.eye(3)])).sentence()
@@ -93,13 +93,13 @@ class IdentityAnswer:
 
 
 def identity_answer(table: Table | Rows, *, rows: int | None = None, seed: int = 0) -> IdentityAnswer:
-    """The numbers of `identity_figure`, without drawing.
+    """Compute the numbers of `identity_figure`, without drawing.
 
-    `table` (V, D) is the whole table, or a uniform sample of one of `rows` rows. Of a table of more than 40 million
-    entries a sample is drawn with `seed`, as are the rows whose cosines are shown.
+    `table` (V, D) is the whole table, or a uniform sample of a table of `rows` rows. `seed` draws the rows whose
+    cosines are shown and, if the table has more than 40 million entries, a sample of its rows.
 
     Raises:
-        UsageError: not a table, or one without two rows that have a direction.
+        UsageError: not a table, or a table with fewer than two nonzero usable rows.
     """
     held = _held(table, rows, seed)
     if held.nonzero.size < 2 or held.hidden_size < 1:
@@ -131,11 +131,11 @@ def identity_answer(table: Table | Rows, *, rows: int | None = None, seed: int =
 def identity_figure(
     table: Table | Rows | IdentityAnswer, *, name: str = "this table", rows: int | None = None, seed: int = 0
 ) -> Figure:
-    """Is E E^T = I? A matplotlib figure of three panels, whose title gives the distance and the least it can be.
+    """Draw how far a table is from E E^T = I: a figure of three panels, with the distance and its bound in the title.
 
-    The eigenvalues of E^T E, the cosines of pairs of rows and the lengths of the rows, each beside those of a
-    Gaussian table of this shape and where the identity would put them. `rows` and `seed` as in `identity_answer`;
-    `name` is what the legend calls the table. `bowline.plots.figure_style.save` writes it.
+    The panels show the eigenvalues of E^T E, the cosines of pairs of rows and the lengths of the rows, each with the
+    values of a Gaussian table of this shape and of the identity. `rows` and `seed` as in `identity_answer`;
+    `name` is the table's name in the legend. `bowline.plots.figure_style.save` writes the figure to a file.
 
     Raises:
         UsageError: as `identity_answer`, or matplotlib is not installed.
@@ -231,7 +231,7 @@ def _draw_norms(axes: Axes, answer: IdentityAnswer) -> None:
 
 
 def _draw_histogram(axes: Axes, values: Floats, low: float, high: float) -> tuple[Floats, float]:
-    """On a log scale from half of one value in a bin; gives places for a curve beside it, and that floor."""
+    """Draw a histogram on a log scale from half a value per bin; returns places for a curve, and that floor."""
     edges = np.linspace(low, high, min(BINS, 8 + math.isqrt(values.size)) + 1)
     density, _ = np.histogram(values, edges, density=True)
     floor = 0.5 / (values.size * float(edges[1] - edges[0]))

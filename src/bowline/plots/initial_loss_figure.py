@@ -1,4 +1,4 @@
-"""The first loss of each recipe over vocabulary and width: lines are predicted, points measured, dashes are ln V."""
+"""Draws the first loss of each recipe over vocabulary and width: predictions as lines, measurements as points."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 __all__ = ["Point", "draw", "groups"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F3C8D")
-"""Okabe and Ito's, and two more; markers and dashes differ as well."""
+"""Okabe and Ito's colours, and two more; markers and dashes differ as well."""
 MARKERS = "osD^vP*X"
 ALIKE = 0.02
-"""Recipes whose predictions are this near everywhere are one line."""
+"""Recipes whose predictions differ by no more than this at every size share one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One model's first loss. `label` says which recipe and tie."""
+    """The first loss of one model. `label` names its recipe and tie."""
 
     label: str
     vocab_size: int
@@ -36,7 +36,7 @@ class Point:
 
 
 def groups(points: Iterable[Point]) -> list[tuple[str, ...]]:
-    """Labels whose predictions are the same at every size that they have, in the order of their largest loss.
+    """Groups of labels with the same predictions at all their sizes, in the order of their largest loss.
 
     Example:
         >>> one = Point(label="a", vocab_size=9, hidden_size=4, uniform=2.0, predicted=2.5)
@@ -59,7 +59,7 @@ def groups(points: Iterable[Point]) -> list[tuple[str, ...]]:
 
 
 def draw(family: str, by_vocabulary: Sequence[Point], by_width: Sequence[Point], measured: Sequence[Point]) -> Figure:
-    """Two panels on one scale of losses: over V at one width, and over d at one vocabulary.
+    """Draw two panels with one loss axis: over V at one width, and over d at one vocabulary. Dashes are ln V.
 
     Raises:
         UsageError: nothing to draw, or matplotlib is not installed.

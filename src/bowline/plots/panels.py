@@ -1,4 +1,4 @@
-"""A sheet of panels, curves over steps or bars side by side: plain records first, and a function that draws them."""
+"""Draws a sheet of panels, with curves over steps or bars, from plain records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Bar", "Bars", "Curve", "Curves", "Group", "Sheet", "draw_sheet"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3C8D", "#b8b8b8")
-"""Okabe and Ito's, which the colour-blind tell apart; dashes, markers and hatches differ as well."""
+"""Okabe and Ito's colours, which colour-blind people can distinguish; dashes, markers and hatches differ too."""
 DASHES: tuple[Any, ...] = ("-", "--", (0, (1, 1.2)), "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (7, 2)), (0, (2, 2)), "-")
 HATCHES = ("", "///", "...", "xx", "\\\\\\", "++", "oo", "")
 MARKERS = "osD^vPX*"
@@ -25,7 +25,7 @@ MARKERS = "osD^vPX*"
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """`y` over `x`, with a band of `error` around it. `colour` is a number: the same thing has the same everywhere."""
+    """A curve `y` over `x`, with a band of `error`. The number `colour` marks the same thing in every panel."""
 
     label: str
     x: Sequence[float]
@@ -36,7 +36,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Curves in one panel; `references` are horizontal lines, (value, label)."""
+    """A panel of curves; `references` are horizontal lines, (value, label)."""
 
     title: str
     told: str = ""
@@ -52,7 +52,7 @@ class Curves:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One bar of a group: `label` is what the legend has, `error` the whisker, `note` what stands at its end."""
+    """One bar of a group: `label` is its text in the legend, `error` the whisker, `note` the text at its end."""
 
     label: str
     value: float
@@ -63,7 +63,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Bars that belong together, under one name."""
+    """A named group of bars."""
 
     name: str
     bars: Sequence[Bar]
@@ -71,9 +71,9 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Horizontal bars, in groups from the top; `references` are vertical lines, (value, label).
+    """A panel of horizontal bars, in groups from the top; `references` are vertical lines, (value, label).
 
-    With `points`, and on a log scale, where bars have no natural beginning, each value is a point.
+    With `points`, or on a log scale, where bars have no natural start, each value is drawn as a point.
     """
 
     title: str
@@ -99,10 +99,10 @@ class Sheet:
 
 
 def draw_sheet(sheet: Sheet) -> Figure:
-    """The sheet as a figure.
+    """Draw a sheet as a matplotlib figure.
 
     Raises:
-        UsageError: no panel, or matplotlib is not installed.
+        UsageError: the sheet has no panel, or matplotlib is not installed.
     """
     if not sheet.panels:
         raise UsageError("nothing to draw: expected at least one panel")
@@ -134,7 +134,7 @@ def _draw_curves(axes: Axes, panel: Curves) -> None:
         colour = COLOURS[curve.colour % len(COLOURS)]
         y = [value if math.isfinite(value) else math.nan for value in curve.y]
         style: dict[str, Any] = {"linestyle": DASHES[curve.colour % len(DASHES)]}
-        style["linewidth"] = 2.8 if curve.colour == 0 else 1.6  # what lies on the first one is seen
+        style["linewidth"] = 2.8 if curve.colour == 0 else 1.6  # curves on top of the first stay visible
         axes.plot(curve.x, y, color=colour, label=curve.label, **style)
         if curve.error is not None:
             low = [value - error for value, error in zip(y, curve.error, strict=True)]

@@ -1,4 +1,4 @@
-"""How models are drawn, as data, and the first loss that follows from it: no torch here.
+"""Initialisation recipes as data, and the first loss that follows from each, without torch.
 
 A recipe is several numbers that belong together: the distribution of each role, and what the model multiplies looked-up
 embeddings and logits by. Tied, the table's std is at once the embeddings' and the head's, so that one number has to

@@ -1,4 +1,4 @@
-"""What an activation does to a Gaussian: its expansion in Hermite polynomials, and the kernel that follows from it.
+"""The effect of an activation on Gaussians, from its expansion in Hermite polynomials: mean square and kernel.
 
 For u, v ~ N(0, q) with correlation r, E f(u) f(v) = sum_n a_n² r^n, where a_n = E[f(sqrt(q) z) He_n(z)] / sqrt(n!)
 (the dual activation of Daniely, Frostig and Singer, 2016).
@@ -31,7 +31,7 @@ def _gelu(x: Floats) -> Floats:
 
 
 ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
-    **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), _gelu),  # as one to three digits
+    **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), _gelu),  # the same to one to three digits
     "relu": lambda x: np.maximum(x, 0.0),
     "relu2": lambda x: np.maximum(x, 0.0) ** 2,
     **dict.fromkeys(("silu", "swish"), lambda x: x * _sigmoid(x)),
@@ -60,7 +60,7 @@ def mean_square(name: str, variance: float) -> float:
 
 
 def kernel(name: str, variance: float, correlation: Floats) -> Floats:
-    """E f(u) f(v) for u and v ~ N(0, variance) of each correlation.
+    """E f(u) f(v) for u and v ~ N(0, variance), for each correlation.
 
     Example:
         >>> float(kernel("linear", 2.0, np.array([0.5])).round(6)[0])
@@ -74,4 +74,4 @@ def kernel(name: str, variance: float, correlation: Floats) -> Floats:
         share = float(WEIGHTS @ (values * now)) ** 2
         found, left, power = found + share * power, left - share, power * correlation
         before, now = now, (NODES * now - math.sqrt(n) * before) / math.sqrt(n + 1)
-    return np.asarray(found + max(0.0, left) * power)  # what is left belongs to higher powers: right at 0 and 1
+    return np.asarray(found + max(0.0, left) * power)  # the rest belongs to higher powers: exact at 0 and 1

@@ -1,4 +1,4 @@
-"""The recipes of the field, as their sources have them. `docs/recipes.md` is generated from this."""
+"""Published recipes with the numbers of their sources. `docs/recipes.md` is generated from this."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN = {Role.INPUT_EMBEDDING: normal(0.02), Role.LINEAR: normal(0.02)}
 RESIDUAL = {Role.ATTENTION_OUT: normal(0.02, two_layers=-0.5), Role.FEED_FORWARD_OUT: normal(0.02, two_layers=-0.5)}
 
 T5_ATTENTION = {
-    Role.QUERY: normal(hidden_size=-0.5, head_size=-0.5),  # stands for the division of scores that T5 leaves out
+    Role.QUERY: normal(hidden_size=-0.5, head_size=-0.5),  # replaces the division of scores, which T5 omits
     Role.KEY: BY_WIDTH,
     Role.VALUE: BY_WIDTH,
     Role.ATTENTION_OUT: normal(attention_size=-0.5),
@@ -33,7 +33,7 @@ T5_PORT = {
     Role.RELATIVE_BIAS: BY_WIDTH,
     Role.HEAD: normal(),
 }
-T5_TENSORFLOW = {  # the port divides by the width of the heads together where the others have d
+T5_TENSORFLOW = {  # the port divides by the total width of the heads, the others by d
     **T5_PORT,
     Role.QUERY: normal(attention_size=-0.5, head_size=-0.5),
     Role.KEY: normal(attention_size=-0.5),
@@ -221,7 +221,7 @@ ALL = (
 )
 
 RECIPES = MappingProxyType({recipe.name: recipe for recipe in ALL})
-"""By name."""
+"""All recipes by name."""
 
 USUAL = {
     "bert": "transformers-bert",
@@ -235,10 +235,10 @@ USUAL = {
 
 
 def usual(family: str) -> Recipe:
-    """How most models of a family are drawn today.
+    """The recipe that most models of a family use today.
 
     Raises:
-        UsageError: a family that is not known here.
+        UsageError: an unknown family.
     """
     if family not in USUAL:
         raise UsageError(f"the family {family!r:.60}: expected one of {', '.join(USUAL)}")

@@ -1,4 +1,4 @@
-"""How one role is drawn: a distribution, and the rule by which its scale follows the model's sizes."""
+"""The distribution of one role's values, and the rule by which its scale follows the model's sizes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ SYMBOLS = {
     "fan_out": "fan_out",
     "fan_avg": "fan_avg",
 }
-"""The sizes that a scale may follow, and how they are written. `fan_avg` is (fan_in + fan_out) / 2."""
+"""The sizes that a scale may depend on, and their symbols. `fan_avg` is (fan_in + fan_out) / 2."""
 LARGEST = 1e6
-"""Factors above it draw nothing that a model can compute with."""
+"""Larger factors are refused: a model cannot compute with such values."""
 LEAST_CUT = 0.01
-"""A truncated normal's; below it the draw is a uniform."""
+"""The smallest cut of a truncated normal; below it the draw is a uniform."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """factor · Π size^power: `Scale(0.02)`, or `Scale(1.0, {"hidden_size": -0.5})`, which is d^-1/2.
+    """The scale factor · Π size^power: `Scale(0.02)`, or `Scale(1.0, {"hidden_size": -0.5})`, which is d^-1/2.
 
     Example:
         >>> residual = Scale(0.02, {"two_layers": -0.5})
@@ -57,10 +57,10 @@ class Scale:
         object.__setattr__(self, "powers", MappingProxyType(dict(self.powers)))
 
     def __call__(self, sizes: Mapping[str, float]) -> float:
-        """Its value in a model of these sizes.
+        """The value in a model of these sizes.
 
         Raises:
-            UsageError: a size that the model does not have.
+            UsageError: the model lacks one of the sizes.
         """
         value = self.factor
         for name, power in self.powers.items():
@@ -87,16 +87,16 @@ def _power(power: float) -> str:
 
 @dataclass(frozen=True)
 class Distribution:
-    """What the numbers of one role are drawn from. Its mean is 0, unless it is constant.
+    """The distribution of one role's values. Its mean is 0, unless it is constant.
 
-    Made by `normal`, `truncated`, `uniform` and `constant`. `scale` is the standard deviation of a normal (before it is
-    truncated, where it is), the bound of a uniform, or the constant itself.
+    Made by `normal`, `truncated`, `uniform` and `constant`. `scale` is the standard deviation of a normal (before any
+    truncation), the bound of a uniform, or the constant itself.
     """
 
     kind: str
     scale: Scale
     cut: float = math.inf
-    """A truncated normal is drawn again beyond this many standard deviations."""
+    """For a truncated normal: values beyond this many standard deviations are drawn again."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("normal", "truncated", "uniform", "constant"):
@@ -109,7 +109,7 @@ class Distribution:
             raise UsageError(f"cut={self.cut!r:.60}: expected a number of standard deviations from {LEAST_CUT}")
 
     def std(self, sizes: Mapping[str, float]) -> float:
-        """The standard deviation of what is drawn: of a truncated normal or a uniform it is less than the scale.
+        """The standard deviation of the drawn values; for a truncated normal or a uniform it is less than the scale.
 
         Example:
             >>> round(truncated(0.02).std({}), 5), round(uniform(0.1).std({}), 5)
@@ -121,7 +121,7 @@ class Distribution:
         )
 
     def mean(self, sizes: Mapping[str, float]) -> float:
-        """0, or the constant."""
+        """The mean of the drawn values: 0, or the constant."""
         return self.scale(sizes) if self.kind == "constant" else 0.0
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ class Distribution:
 
 
 def normal(factor: float = 1.0, **powers: float) -> Distribution:
-    """N(0, std²), with std = factor · Π size^power.
+    """The normal N(0, std²), with std = factor · Π size^power.
 
     Example:
         >>> print(normal(0.02), "and", normal(hidden_size=-0.5, head_size=-0.5))
@@ -143,7 +143,7 @@ def normal(factor: float = 1.0, **powers: float) -> Distribution:
 
 
 def truncated(factor: float = 1.0, *, cut: float = 2.0, corrected: bool = False, **powers: float) -> Distribution:
-    """A normal drawn again beyond `cut` standard deviations; `corrected`: made wider, so that the std is what is said.
+    """A normal, drawn again beyond `cut` standard deviations; if `corrected`, widened so that the std is the scale.
 
     Example:
         >>> round(truncated(0.02, corrected=True).std({}), 5)
@@ -154,12 +154,12 @@ def truncated(factor: float = 1.0, *, cut: float = 2.0, corrected: bool = False,
 
 
 def uniform(factor: float = 1.0, **powers: float) -> Distribution:
-    """U(-bound, bound), with bound = factor · Π size^power."""
+    """The uniform U(-bound, bound), with bound = factor · Π size^power."""
     return Distribution("uniform", Scale(factor, powers))
 
 
 def constant(value: float) -> Distribution:
-    """The same number everywhere."""
+    """The same value for every element."""
     return Distribution("constant", Scale(value))
 
 

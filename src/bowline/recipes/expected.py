@@ -1,4 +1,4 @@
-"""The cross entropy of a model that has learned nothing, from its recipe alone."""
+"""Predicts the cross entropy of an untrained model from its recipe alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["InitialLoss", "expected_loss", "named"]
 
 Scales = Literal["recipe", "model"]
 LONGEST = 4096
-"""Positions whose covariance is followed: its square is held."""
+"""The most positions whose covariance is computed; a matrix of this size squared is held in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,10 @@ class InitialLoss:
     """A predicted first loss, in nats.
 
     `loss` and `spread` are the mean and the standard deviation over tokens. `uniform` is ln V, the loss of a model that
-    knows nothing and says so. `width` is the standard deviation of a logit; above `critical`, sqrt(2 ln V), one token
-    has most of each softmax. `self_logit` is the mean logit of the input's own token, which a tied head raises, and
-    `similarity` the cosine of the hidden state and that token's embedding; `without_self` is the loss but for that.
+    predicts every token with equal probability. `width` is the standard deviation of a logit; above `critical`,
+    sqrt(2 ln V), one token has most of each softmax. `self_logit` is the mean logit of the input's own token, which a
+    tied head raises, and `similarity` the cosine of the hidden state and that token's embedding; `without_self` is the
+    loss without that effect.
     """
 
     loss: float
@@ -43,12 +44,12 @@ class InitialLoss:
 
     @property
     def explodes(self) -> bool:
-        """Whether the first loss is more than twice ln V: training begins by undoing the recipe."""
+        """Whether the first loss exceeds twice ln V, so that the first training steps only undo the recipe."""
         return self.loss > 2 * self.uniform
 
     @property
     def conclusion(self) -> str:
-        """What to think of it, in a sentence."""
+        """The assessment of this loss, as a sentence."""
         above = self.loss - self.uniform
         own = self.loss - self.without_self
         if self.explodes:
@@ -68,10 +69,10 @@ class InitialLoss:
 
 
 def named(recipe: Recipe | str) -> Recipe:
-    """The recipe of that name, or the recipe itself.
+    """The recipe of this name; a recipe is returned as it is.
 
     Raises:
-        UsageError: none of that name.
+        UsageError: no recipe has this name.
     """
     if isinstance(recipe, Recipe):
         return recipe
@@ -81,10 +82,10 @@ def named(recipe: Recipe | str) -> Recipe:
 
 
 def check_tie(recipe: Recipe, tied: bool) -> None:
-    """Whether it is a recipe for such a head.
+    """Check that a recipe is made for a head that is tied or untied, as given.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the recipe is for the other kind of head.
     """
     if tied not in recipe.ties:
         wanted, seen = (
@@ -99,23 +100,23 @@ def check_tie(recipe: Recipe, tied: bool) -> None:
 def expected_loss(
     model: Any, recipe: Recipe | str, *, tied: bool | None = None, length: int = 32, scales: Scales = "recipe"
 ) -> InitialLoss:
-    """The mean cross entropy at the start, on random tokens with random labels: E ln sum_j exp(z_j).
+    """The mean cross entropy before training, on random tokens with random labels: E ln sum_j exp(z_j).
 
     A logit z_j = c h . w_j of a token that is not the input has the width c s ‖h‖, with s the head's std, c the logit
-    scale and ‖h‖ = sqrt(d) behind a norm. Tied, the input's own token has the logit cos(h, e) c s sqrt(d) ‖h‖ besides,
-    and where that is more than ln V it is the loss. Both sums are exact (`softmax`); the cosine is followed through
-    the layers (`signal`). Sizes are taken to be large: figures are within 5 % from d = 64 or so.
+    scale and ‖h‖ = sqrt(d) after a norm. If tied, the input's own token also has the logit cos(h, e) c s sqrt(d) ‖h‖,
+    and if that exceeds ln V, it is the loss. Both sums are exact (`log_sum_exp`); the cosine is computed through
+    the layers (`signal`). Sizes are assumed to be large: figures are within 5 % from about d = 64.
 
     Args:
         model: a model, its config or the content of a `config.json`, of a family that `Architecture` knows; or an
             `Architecture`.
         recipe: one of `RECIPES`, or its name.
-        tied: in place of what the config says.
-        length: tokens in a sequence; positions at its beginning mix few others, and have more of their own.
-        scales: the multipliers of embeddings and logits: the recipe's, or those that the model has.
+        tied: overrides the config.
+        length: tokens in a sequence; early positions mix few others, and keep more of their own embedding.
+        scales: whose multipliers of embeddings and logits to use: the recipe's, or the model's.
 
     Raises:
-        UsageError: a family or a recipe that is not known or not for this tie, or a length below 1.
+        UsageError: an unknown family or recipe, a recipe that does not fit the tie, or a length below 1.
 
     Example:
         >>> config = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
@@ -156,14 +157,14 @@ def expected_loss(
 
 
 def _alone(count: int, widths: Any) -> tuple[Any, Any]:
-    """Mean and variance at each position, of V logits that are alike."""
+    """Mean and variance of the log-sum-exp at each position, for V logits of one distribution."""
     each = {width: log_sum_exp(width, count)[0] for width in set(widths.tolist())}
     both = np.array([each[width] for width in widths.tolist()])
     return both[:, 0], both[:, 1]
 
 
 def _moments(count: int, widths: Any, own: Any, signal: Signal) -> tuple[Any, Any]:
-    """The same with the input's own among them; over positions, a few of its logits stand for those between."""
+    """Mean and variance with the input's own logit included; computed for a few of its values and interpolated."""
     width, similar = float(widths[0]), float(signal.similarity.mean())
     low, high = math.floor(own.min() / GRID), math.ceil(own.max() / GRID)
     places = GRID * np.unique(np.linspace(low, high, 9).round())

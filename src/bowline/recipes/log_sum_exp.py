@@ -1,14 +1,14 @@
-"""The log of a softmax's denominator over V random logits: its mean and variance, exactly, at any width of the logits.
+"""Exact mean and variance of the log of a softmax's denominator over V random logits of any width.
 
-S = sum_j exp(sigma z_j), with z_j ~ N(0, 1) independent. Textbooks have ln V + sigma²/2, which holds while many terms
-share the sum, and the random-energy model's sigma sqrt(2 ln V) + ... where the largest term is the sum (Derrida, 1981);
-the line between them is at sigma = sqrt(2 ln V). Neither is needed. With X ~ Exp(1), the probability of X > e^u S is
+S = sum_j exp(sigma z_j), with z_j ~ N(0, 1) independent. Textbooks give ln V + sigma²/2, which holds while many terms
+share the sum, and the random-energy model's sigma sqrt(2 ln V) + ... where the largest term dominates (Derrida, 1981);
+the boundary between them is sigma = sqrt(2 ln V). Neither is needed. With X ~ Exp(1), the probability of X > e^u S is
 the Laplace transform E exp(-e^u S) = phi(u)^V, phi(u) = E exp(-exp(u + sigma z)); so Y = ln X - ln S has a known
 distribution, and since ln X has mean -euler and variance π²/6,
 
     E ln S = -euler - E Y        Var ln S = Var Y - π²/6.
 
-One more term, exp(m + t z), of a token that is unlike the others, multiplies the transform by its own.
+An additional term exp(m + t z), for a token with another distribution, multiplies the transform by its own.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["critical_width", "log_sum_exp"]
 
 Floats = npt.NDArray[np.float64]
 GRID = 0.25
-"""Step of u and, at most, of z. exp(-exp(u)) is analytic for |Im u| < π/2: a sum in steps of h is off by exp(-π²/h)."""
+"""Step of u; the most for z. exp(-exp(u)) is analytic for |Im u| < π/2: a sum in steps of h is off by exp(-π²/h)."""
 LARGEST = 40.0
-"""Wider logits are scaled down to it: the largest term is then the sum, which scales with them but for 1e-3."""
+"""Wider logits are scaled down to this: the largest term dominates there, and the log scales with them to 1e-3."""
 REACH = 12.0
-"""Standard deviations of z: beyond them is less than 1e-32."""
+"""Range of z in standard deviations: the probability beyond it is less than 1e-32."""
 
 
 def critical_width(vocab_size: int) -> float:
-    """sqrt(2 ln V), 4.65 at V = 50257: with logits of a larger std a single token has most of the softmax.
+    """The std sqrt(2 ln V) of logits, 4.65 at V = 50257, above which one token has most of the softmax.
 
     Example:
         >>> round(critical_width(50257), 2)
@@ -47,9 +47,9 @@ def log_sum_exp(
 ) -> list[tuple[float, float]]:
     """Mean and variance of ln sum_j exp(width z_j), over `count` terms.
 
-    Logits of a std above `LARGEST` are scaled down and the result up, for which it is right within 1e-3.
+    For logits of a std above `LARGEST`, the logits are scaled down and the result up, with an error within 1e-3.
 
-    With `extra`, a mean and variance for each of its numbers m: of the sum with one more term exp(m + extra_width z).
+    With `extra`, returns a mean and variance for each number m in it, with one more term exp(m + extra_width z).
 
     Example:
         >>> (mean, variance), = log_sum_exp(1.0, 50257)
@@ -67,7 +67,7 @@ def log_sum_exp(
         return [(mean * over, variance * over**2) for mean, variance in scaled]
     top = min(math.log(count) + width**2 / 2, math.log(count) + REACH * width)
     top = max([top, *(m + REACH * extra_width for m in extra)])
-    bottom = 0.0 if count >= 100 else -REACH * width  # 2^-100: that all z are negative
+    bottom = 0.0 if count >= 100 else -REACH * width  # the probability that all z are negative is 2^-100
     u = np.arange(-top - 40.0, -bottom + 12.0, GRID)
     common = count * np.log1p(-_lost(u, width))
     if not len(extra):
@@ -76,7 +76,7 @@ def log_sum_exp(
 
 
 def _lost_beyond(u: Floats, extra: Sequence[float], width: float) -> Iterator[Floats]:
-    """`_lost(u + m, width)` for each m; those that differ by whole steps are parts of one."""
+    """`_lost(u + m, width)` for each m; numbers that differ by whole steps share one computation."""
     known: dict[int, tuple[float, Floats]] = {}
     for m in extra:
         offset = round(m / GRID % 1 * 1e6)
@@ -90,7 +90,7 @@ def _lost_beyond(u: Floats, extra: Sequence[float], width: float) -> Iterator[Fl
 
 
 def _lost(u: Floats, width: float) -> Floats:
-    """1 - E exp(-exp(u + width z)), without cancellation where it is small."""
+    """1 - E exp(-exp(u + width z)), without cancellation if it is small."""
     if width == 0.0:
         return np.minimum(-np.expm1(-np.exp(np.minimum(u, 7.0))), 1 - 1e-15)
     step = min(GRID, 2 * GRID / width)
@@ -104,9 +104,9 @@ def _lost(u: Floats, width: float) -> Floats:
 
 
 def _moments(u: Floats, log_survival: Floats) -> tuple[float, float]:
-    """Of ln S, where exp(log_survival) is the probability of Y > u."""
+    """Mean and variance of ln S, if exp(log_survival) is the probability of Y > u."""
     mass = -np.diff(np.exp(log_survival))
     places = (u[1:] + u[:-1]) / 2
     mean = float(mass @ places / mass.sum())
-    variance = float(mass @ (places - mean) ** 2 / mass.sum()) - GRID**2 / 12  # of a place within its step
+    variance = float(mass @ (places - mean) ** 2 / mass.sum()) - GRID**2 / 12  # less the variance within a step
     return -float(np.euler_gamma) - mean, max(0.0, variance - math.pi**2 / 6)

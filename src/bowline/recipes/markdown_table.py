@@ -1,4 +1,4 @@
-"""The recipes as a Markdown table: what `docs/recipes.md` shows, generated so that it cannot differ from the data."""
+"""Writes the recipes as the Markdown table in `docs/recipes.md`, so that the page cannot differ from the data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NONE = Scale()
 
 
 def table(recipes: Iterable[Recipe] = RECIPES.values()) -> str:
-    """A line for each recipe: the two ends, what multiplies them, the layers, the rest, the source."""
+    """The table, with a line for each recipe: both ends, their multipliers, the layers, the rest, the source."""
     lines = [
         "| recipe | table | head, untied | embeddings times | tied logits times | layers | beside them | source |",
         "|---|---|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""A recipe: how each role of a language model is drawn, and the multipliers that belong to those numbers."""
+"""A recipe: the initial distribution of each role in a language model, and the multipliers that go with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Recipe", "Role"]
 
 
 class Role(StrEnum):
-    """What a tensor is there for. A recipe that says nothing of a role takes what it says of the role's `base`."""
+    """The purpose of a tensor. A recipe without an entry for a role uses its entry for the role's `base`."""
 
     INPUT_EMBEDDING = "input embedding"
     POSITIONS = "positions"
@@ -40,7 +40,7 @@ class Role(StrEnum):
 
     @property
     def base(self) -> Role | None:
-        """The role whose distribution stands in for this one's."""
+        """The role whose distribution is used if the recipe has none for this one."""
         return _BASES.get(self)
 
 
@@ -67,21 +67,22 @@ _UNSAID = {Role.NORM_WEIGHT: constant(1.0), Role.NORM_BIAS: constant(0.0), Role.
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Numbers that belong together: a distribution for each role, and what the model multiplies by.
+    """An initialisation: a distribution for each role, and the model's multipliers.
 
-    A table of std 1 is right where the logits are multiplied by d^-1/2, and 27.7 times too large where they are not:
-    so the multipliers are part of it. `expected_loss` predicts what follows, and `bowline.nn.init_weights` draws.
+    A table of std 1 is right if the logits are multiplied by d^-1/2, and 27.7 times too large (at d = 768) if not: so
+    the multipliers are part of the recipe. `expected_loss` predicts the first loss, and `bowline.nn.init_weights`
+    draws the weights.
 
     Args:
-        name: as `RECIPES` and the command line know it.
-        title: in a few words.
-        source: where it was read: a file of a repository, or a paper.
-        roles: a distribution for each role; see `Role` for what stands in for one that is not there.
-        families: the model types it was made for.
-        embed_scale: what looked-up embeddings are multiplied by.
-        logit_scale: what logits are multiplied by where the head is tied; a head of its own has the scale in its draw.
-        zero_padding: the padding row begins at 0.
-        ties: what it is a recipe for: a tied head, one of its own, or both.
+        name: the key in `RECIPES`, also used on the command line.
+        title: a short description.
+        source: the source of the numbers: a file of a repository, or a paper.
+        roles: a distribution for each role; see `Role` for roles without one.
+        families: the model types that the recipe was made for.
+        embed_scale: the multiplier of looked-up embeddings.
+        logit_scale: the multiplier of logits if the head is tied; an untied head has the scale in its draw.
+        zero_padding: whether the padding row starts at 0.
+        ties: the heads that the recipe is for: tied, untied, or both.
     """
 
     name: str
@@ -111,7 +112,7 @@ class Recipe:
         object.__setattr__(self, "roles", MappingProxyType({Role(role): how for role, how in self.roles.items()}))
 
     def of(self, role: Role) -> Distribution:
-        """How this role is drawn.
+        """The distribution of this role.
 
         Example:
             >>> from bowline.recipes import RECIPES
@@ -123,5 +124,5 @@ class Recipe:
         return self.of(role.base) if role.base is not None else _UNSAID[role]
 
     def logits_by(self, tied: bool) -> Scale:
-        """What the logits are multiplied by."""
+        """The multiplier of the logits."""
         return self.logit_scale if tied else Scale()

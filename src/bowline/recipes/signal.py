@@ -1,7 +1,7 @@
-"""How like its input's embedding a hidden state still is, before anything was learned: what a tied head sees of itself.
+"""Predicts the cosine of a hidden state with its input's embedding in an untrained model, which a tied head sees.
 
-With random weights, independent and of mean 0, what a block adds to the residual stream has nothing to do with the
-token's own embedding: that stays in the stream, and everything else dilutes it. So it is enough to follow the stream's
+With independent random weights of mean 0, the output of a block is independent of the token's own embedding: the
+embedding stays in the residual stream, and everything else dilutes it. So it is enough to compute the stream's
 covariance between positions, K[s, t] = E x_s . x_t / d, through the layers, as for networks of infinite width (Neal,
 1994; Yang, 2019, for attention):
 
@@ -9,10 +9,10 @@ covariance between positions, K[s, t] = E x_s . x_t / d, through the layers, as 
     feed-forward   K += d_ff s_out² k(N),               k the activation's kernel, gated: times d s_up² N
     norm           N = K / sqrt(diag K diag Kᵀ),        before each part, or (post-norm) of the sum
 
-and the share of the embedding a s / sqrt(K[t, t]), which is the cosine of the hidden state and the embedding. Of the
-positions, those that see few others are diluted differently, so they are kept apart.
+and the share of the embedding a s / sqrt(K[t, t]), which is the cosine of the hidden state and the embedding.
+Positions that see few others are diluted differently, so each position is computed separately.
 
-Left out: biases (0 in every recipe but torch's), T5's relative bias (small beside its scores), tokens that recur.
+Not modelled: biases (0 in every recipe but torch's), T5's relative bias (small beside its scores), repeated tokens.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ __all__ = ["Signal", "propagate"]
 
 Floats = npt.NDArray[np.float64]
 SAMPLES = 24
-"""Draws of the scores; they are the only thing that is sampled, with a fixed seed."""
+"""Number of draws of the attention scores, the only sampled quantity; the seed is fixed."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """What reaches the head, for each position (T,): the norm of h, and cos(h, e) with the input's own embedding."""
+    """The head's input at each position (T,): the norm of h, and cos(h, e) with the input's own embedding."""
 
     norm: Floats
     similarity: Floats
 
 
 def propagate(model: Architecture, recipe: Recipe, embed_scale: float, length: int) -> Signal:
-    """Through a model that is drawn by the recipe, `length` different tokens at a time."""
+    """The signal of `length` different tokens after a model that is drawn by the recipe."""
     if model.recurrent:
         return _recurrent(model, recipe, embed_scale, length)
     draw = _Stds(model, recipe)
-    own = embed_scale * draw(Role.INPUT_EMBEDDING)  # of the embedding's own numbers in the stream, for each position
+    own = embed_scale * draw(Role.INPUT_EMBEDDING)  # std of the embedding in the stream, at each position
     eye = np.eye(length)
     stream = own**2 * eye
     memory = None
@@ -58,19 +58,19 @@ def propagate(model: Architecture, recipe: Recipe, embed_scale: float, length: i
     if model.token_types:
         stream = stream + draw(Role.TOKEN_TYPES) ** 2
     share = np.full(length, own)
-    if model.post_norm:  # the embeddings have a norm of their own
+    if model.post_norm:  # these models normalise the embeddings
         stream, lengths = _normed(stream)
         share = share / lengths
     stream, share = _stack(model, draw, stream, share, model.num_layers, causal=model.causal, memory=memory)
     similarity = share / np.sqrt(np.diag(stream))
     gain = recipe.of(Role.NORM_WEIGHT).mean(model.sizes)
-    if model.transform:  # a random matrix: h has nothing to do with e any more, and the width of the table
+    if model.transform:  # a random matrix: h is independent of e, and has the width of the table
         return Signal(np.full(length, gain * math.sqrt(model.embedding_size)), np.zeros(length))
     return Signal(np.full(length, gain * math.sqrt(model.hidden_size)), similarity)
 
 
 class _Stds:
-    """The standard deviation of each role, in a model of these sizes."""
+    """Gives the standard deviation of each role in a model of these sizes."""
 
     def __init__(self, model: Architecture, recipe: Recipe) -> None:
         self.model, self.recipe = model, recipe
@@ -108,7 +108,7 @@ def _stack(
     causal: bool,
     memory: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """The stream's covariance and the embedding's share in it, behind the layers."""
+    """The stream's covariance and the embedding's share in it, after the layers."""
     d, inner = model.hidden_size, model.num_heads * model.head_size
     gain = draw.recipe.of(Role.NORM_WEIGHT).mean(model.sizes) ** 2
     queries, keys = d * draw(Role.QUERY) ** 2, d * draw(Role.KEY) ** 2
@@ -135,7 +135,7 @@ def _stack(
 
 
 def _mixed(queries: Floats, keys: Floats, variance: float, *, causal: bool, random: np.random.Generator) -> Floats:
-    """E[A keys Aᵀ] over scores whose variance is given, and whose covariance is queries ⊗ keys."""
+    """E[A keys Aᵀ] over scores with the given variance and the covariance queries ⊗ keys."""
     shape = len(queries), len(keys)
     hidden = np.triu(np.ones(shape, dtype=bool), 1) if causal else np.zeros(shape, dtype=bool)
     left, right = (np.linalg.cholesky(one + 1e-9 * np.eye(len(one))) for one in (queries, keys))
@@ -151,7 +151,7 @@ def _mixed(queries: Floats, keys: Floats, variance: float, *, causal: bool, rand
 
 
 def _recurrent(model: Architecture, recipe: Recipe, embed_scale: float, length: int) -> Signal:
-    """An LSTM's h: its gates see Gaussians, of which c and h have the mean squares. It has forgotten what e was."""
+    """The signal of an LSTM: the mean square of h from gates that see Gaussians; h is independent of e."""
     draw = _Stds(model, recipe)
     matrix, bias = draw(Role.RECURRENT), draw(Role.RECURRENT_BIAS)
     inputs = np.full(length, (embed_scale * draw(Role.INPUT_EMBEDDING)) ** 2)
