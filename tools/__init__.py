@@ -1,1 +1,1 @@
-"""Scripts that make the data and sweep over it; not part of the package."""
+"""Scripts that generate the package's data and check it against transformers; not part of the package."""

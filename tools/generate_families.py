@@ -2,7 +2,7 @@
 
     python tools/generate_families.py PYTHON_WITH_4 PYTHON_WITH_5 [--facts FOLDER]
 
-`--facts` keeps what each version said in FOLDER, and reuses what is already there.
+`--facts` keeps the facts of each version in FOLDER, and reuses the files that exist there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 def ask(interpreter: str, destination: Path, names: list[str]) -> Any:
-    """What the inspector writes under `interpreter`; kept at `destination`, and read from there the next time."""
+    """Run the inspector under `interpreter` and return its output, which is kept at `destination` and reused."""
     if not destination.exists():
         command = [interpreter, "-m", "tools.inspect_transformers", str(destination), *names]
         environment = os.environ | {"HF_HUB_OFFLINE": "1"}
@@ -35,7 +35,7 @@ def ask(interpreter: str, destination: Path, names: list[str]) -> Any:
 
 
 def observe(interpreter: str, folder: Path) -> Json:
-    """Facts of every class under `interpreter`, asked for in batches: each is a process, so memory stays bounded."""
+    """The facts of every class under `interpreter`, with a process for each batch to limit memory."""
     folder.mkdir(parents=True, exist_ok=True)
     names = ask(interpreter, folder / "names.json", [])
     facts: Json = {"classes": {}, "flags": {}, "failed": {}}
@@ -48,7 +48,7 @@ def observe(interpreter: str, folder: Path) -> Json:
 
 
 def gate_paths(versions: dict[str, Json], family: str) -> set[str]:
-    """Every key that decides a tie of some class of `family` in some version."""
+    """All keys that decide a tie of any class of `family` in any version."""
     return {
         path
         for facts in versions.values()
@@ -83,7 +83,7 @@ def flag_defaults(versions: dict[str, Json], family: str) -> Json:
 
 
 def family_row(versions: dict[str, Json], family: str) -> Json:
-    """What the table says of a family."""
+    """The row of a family in the table."""
     return {
         "vocab_size": most_common(versions, family, "vocab_size"),
         "hidden_size": most_common(versions, family, "hidden_size"),
@@ -92,7 +92,7 @@ def family_row(versions: dict[str, Json], family: str) -> Json:
 
 
 def class_row(versions: dict[str, Json], name: str) -> Json:
-    """What the table says of a class: one declaration per version, "=" where 4 declares what 5 does."""
+    """The row of a class in the table: a declaration for each version, "=" if version 4 declares the same as 5."""
     found = {version: facts["classes"].get(name) for version, facts in versions.items()}
     newest = found["5"] or found["4"]
     declarations = {version: known and known["declaration"] for version, known in found.items()}
@@ -102,7 +102,7 @@ def class_row(versions: dict[str, Json], name: str) -> Json:
 
 
 def unbuilt_rows(versions: dict[str, Json]) -> Json:
-    """{class: {version: reason}} of the tie-declaring classes, and of those unknown because they do not import."""
+    """{class: {version: reason}} of the classes that could not be built and declare ties, or cannot be imported."""
     rows: Json = {}
     for version, facts in versions.items():
         for name, failure in facts["failed"].items():
@@ -112,7 +112,7 @@ def unbuilt_rows(versions: dict[str, Json]) -> Json:
 
 
 def merge(versions: dict[str, Json]) -> Json:
-    """The table. `versions` maps "4" and "5" to what the inspector wrote under each."""
+    """Merge the facts of both versions into the table. `versions` maps "4" and "5" to the inspector's output."""
     names = sorted({name for facts in versions.values() for name in facts["classes"]})
     classes = {name: class_row(versions, name) for name in names}
     return {
@@ -125,7 +125,7 @@ def merge(versions: dict[str, Json]) -> Json:
 
 
 def lines(table: Json) -> Iterator[str]:
-    """The table as JSON with one family, class or failure a line, so that a diff shows what changed."""
+    """The table as JSON with one line for each family, class or failure, so that diffs are readable."""
     yield "{"
     parts = list(table.items())
     for part, (key, value) in enumerate(parts):
@@ -141,7 +141,7 @@ def lines(table: Json) -> Iterator[str]:
 
 
 def summary(table: Json, versions: dict[str, Json]) -> Iterator[str]:
-    """Counts, and the classes that could not be built."""
+    """The counts of the table, and the classes that could not be built."""
     yield f"{len(table['families'])} families, {len(table['classes'])} classes, {len(table['unbuilt'])} not built"
     for facts in versions.values():
         ties = [tie for known in facts["classes"].values() for tie in known["declaration"]["ties"]]

@@ -1,4 +1,4 @@
-"""Put the table of recipes into `docs/recipes.md`, between its two marks: `python -m tools.recipes_page`."""
+"""Writes the table of recipes into `docs/recipes.md`, between its two marks: `python -m tools.recipes_page`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BEGIN, END = "<!-- recipes: generated -->\n", "<!-- end -->"
 
 
 def updated(page: str) -> str:
-    """The page with the table as the data has it."""
+    """The page with its table generated from the data."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{table()}\n{END}{after}"

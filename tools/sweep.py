@@ -1,10 +1,10 @@
-"""Every class that can be built: what the audit predicts, against what transformers then does.
+"""Compares the audit's predictions with the behaviour of transformers, for every class that can be built.
 
     python -m tools.sweep [--report FILE] [CLASS ...]
 
 Each class of the families' table that declares a tie in the version of transformers that runs this is built tiny and
-saved in five states. Each state is audited, and really loaded; for every target the predicted fate has to be the
-actual one. Ends with the counts, every disagreement, and the classes that could not be run, with the reason.
+saved in five states. Each state is audited and then loaded; for every target the predicted fate must be the actual
+one. The output ends with the counts, every disagreement, and the classes that could not be run, with the reason.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """One state of one class: the fate of each target, as predicted and as it was."""
+    """One state of one class: the predicted and the actual fate of each target."""
 
     state: str
     predicted: dict[str, str | None]
@@ -68,7 +68,7 @@ class Case:
 
 @dataclass
 class ClassResult:
-    """What became of one class; `reason` says why it could not be run."""
+    """The result of one class; `reason` says why it could not be run."""
 
     name: str
     cases: list[Case] = field(default_factory=list)
@@ -91,11 +91,11 @@ def tied_classes() -> list[str]:
 
 
 def as_saved(tensors: Tensors, config: Json, evidence: Evidence) -> None:
-    """Nothing changed."""
+    """Leave the files as saved."""
 
 
 def equal_copy(tensors: Tensors, config: Json, evidence: Evidence) -> None:
-    """Both ends stored, equal, and the flag true."""
+    """Store both ends with equal values, and set the flag to true."""
     for target, source in _pairs(evidence):
         one = tensors.get(source, tensors.get(target))
         if one is not None:
@@ -104,7 +104,7 @@ def equal_copy(tensors: Tensors, config: Json, evidence: Evidence) -> None:
 
 
 def diverged(tensors: Tensors, config: Json, evidence: Evidence) -> None:
-    """Both ends stored, different, and the flag true."""
+    """Store both ends with different values, and set the flag to true."""
     for at, (target, source) in enumerate(_pairs(evidence)):
         one = tensors.get(source, tensors.get(target))
         if one is not None:
@@ -114,7 +114,7 @@ def diverged(tensors: Tensors, config: Json, evidence: Evidence) -> None:
 
 
 def head_missing(tensors: Tensors, config: Json, evidence: Evidence) -> None:
-    """The source alone stored, and the flag false."""
+    """Store the source alone, and set the flag to false."""
     for target, source in _pairs(evidence):
         one = tensors.pop(target, None)
         if one is not None and source not in tensors:
@@ -123,7 +123,7 @@ def head_missing(tensors: Tensors, config: Json, evidence: Evidence) -> None:
 
 
 def flag_flipped(tensors: Tensors, config: Json, evidence: Evidence) -> None:
-    """The tensors as saved, the flag the other way round."""
+    """Leave the tensors as saved, and negate the flag."""
     _set_flags(config, evidence, not evidence.declaration.flag.value)
 
 
@@ -172,12 +172,12 @@ def run_class(name: str, workspace: Path) -> ClassResult:
             return result
         model.save_pretrained(saved)
         del model
-    except Exception as error:  # whatever a model class raises is the reason why it is not run
+    except Exception as error:  # any error of a model class is recorded as the reason
         result.reason = f"cannot be built and saved: {one_line(error)}"
         return result
     try:
         cls.from_pretrained(saved)
-    except Exception as error:  # a class that cannot load its own save says nothing of ties
+    except Exception as error:  # a class that cannot load its own save shows nothing about ties
         result.reason = f"transformers cannot load what it saved: {one_line(error)}"
         return result
     declared = _declared(name)
@@ -207,7 +207,7 @@ def run_class(name: str, workspace: Path) -> ClassResult:
 
 
 def _restore_top_k(config: Any) -> None:
-    """In version 4 a generation setting lives in every config, and a changed one is refused on save."""
+    """Restore `top_k`: in version 4 every config has this generation setting, and a save refuses a changed one."""
     config.top_k = 50
     for value in vars(config).values():
         if isinstance(value, transformers.PretrainedConfig):
@@ -241,7 +241,7 @@ def _load(
 
 def _fate(target: torch.Tensor, source: torch.Tensor, stored: torch.Tensor | None, group: list[torch.Tensor]) -> str:
     if target.device.type == "meta":
-        return "random"  # never filled: the memory of whoever materialises it
+        return "random"  # never filled: uninitialised memory
     if stored is not None and torch.equal(target, stored):
         return "tied" if target is source else "kept"
     if target is source and any(torch.equal(target, one) for one in group if one.shape == target.shape):
@@ -250,12 +250,12 @@ def _fate(target: torch.Tensor, source: torch.Tensor, stored: torch.Tensor | Non
 
 
 def one_line(error: Exception) -> str:
-    """Its class and the start of its message."""
+    """The class of an error and the start of its message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
 def arguments_of(description: str | None, *switches: str) -> argparse.Namespace:
-    """A sweep's arguments; its libraries are told to be quiet, and torch to take one thread."""
+    """Parse a sweep's arguments; also silences the libraries and limits torch to one thread."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("classes", nargs="*", help="only these classes")
     parser.add_argument("--report", type=Path, help="write the results as Markdown")

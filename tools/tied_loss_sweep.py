@@ -1,10 +1,10 @@
-"""`use_tied_loss` on every class of transformers that has a head: the loss, gradients and logits that it had without.
+"""Checks that `use_tied_loss` keeps loss, gradients and logits on every transformers class with a head.
 
     python -m tools.tied_loss_sweep [--compiled] [--report FILE] [CLASS ...]
 
-Each class that can be built tiny, and that takes labels, makes a step as it is, one with `use_tied_loss`, and one after
-its removal; `--compiled`, the second under torch.compile. Ends with the counts, what differed, and the classes that
-could not be run, with the reason.
+Each class that can be built tiny and takes labels makes three steps: as it is, with `use_tied_loss`, and after its
+removal. With `--compiled` the second runs under torch.compile. The output ends with the counts, the differences, and
+the classes that could not be run, with the reason.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ KINDS = {
 }
 BATCH, LENGTH = 2, 9
 SPECIAL = 40
-"""Ids at the end of a vocabulary that may stand for an image and the like."""
+"""Ids at the end of a vocabulary that may be placeholders for images and the like."""
 NEAR = 1e-4
-"""Of a gradient's norm: both are float32."""
+"""Tolerance relative to a gradient's norm; both gradients are float32."""
 
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one class: one of `KINDS`, and why; of a tied one, how many gradients the matrix had at once."""
+    """The result of one class: one of `KINDS`, the reason, and the number of gradients of a tied matrix at once."""
 
     name: str
     kind: str
@@ -62,20 +62,20 @@ class Result:
 
 @dataclass(frozen=True)
 class Step:
-    """A forward and a backward pass."""
+    """The result of a forward and a backward pass."""
 
     loss: torch.Tensor
     gradients: Tensors
     outputs: Tensors
 
     def with_zeros_of(self, other: Step) -> Step:
-        """The same with the gradients of 0 that a graph gives to what its loss does not use."""
+        """This step plus the zero gradients of `other`, which a graph gives to parameters that its loss does not use."""
         zeros = {name: one for name, one in other.gradients.items() if not one.any()}
         return replace(self, gradients=zeros | self.gradients)
 
 
 def inputs_of(model: Any, ignoring: bool) -> dict[str, torch.Tensor]:
-    """Ids and labels, some of them ignored, and what else it takes that is not text."""
+    """The inputs of a model: ids, labels (some ignored), and the other inputs that are not text."""
     asked = inspect.signature(model.forward).parameters
     generator = torch.Generator().manual_seed(0)
     size = min(VOCABULARY, len(model.get_output_embeddings().weight)) - SPECIAL
@@ -99,7 +99,7 @@ def inputs_of(model: Any, ignoring: bool) -> dict[str, torch.Tensor]:
 
 
 def step(model: Any, inputs: dict[str, torch.Tensor], compiled: bool = False) -> Step:
-    """Its loss, the gradients of all parameters, and what else comes out and is as wide as a vocabulary."""
+    """Make one step: the loss, the gradients of all parameters, and the outputs as wide as a vocabulary."""
     model.zero_grad()
     torch.compiler.reset()
     torch.manual_seed(0)
@@ -113,7 +113,7 @@ def step(model: Any, inputs: dict[str, torch.Tensor], compiled: bool = False) ->
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Within it, how many losses are computed from hidden states, how often logits are made, what lookups `take`."""
+    """Count, within the context, the losses from hidden states, the logits computed, and the lookups that `take`."""
     calls: Counter[str] = Counter()
 
     def counting(owner: Any, name: str) -> Any:
@@ -168,7 +168,7 @@ def run_class(name: str, compiled: bool = False) -> Result:
 
 
 def compiles(model: Any, inputs: Tensors) -> bool:
-    """Whether it makes a step under torch.compile as it is."""
+    """Whether the unchanged model makes a step under torch.compile."""
     try:
         step(model, inputs, compiled=True)
     except Exception:
@@ -177,14 +177,14 @@ def compiles(model: Any, inputs: Tensors) -> bool:
 
 
 def gradients_of(model: Any, taken: int) -> str:
-    """Of the head's matrix, where it is tied."""
+    """The number of gradients of the head's matrix, "one" or "two"; empty if it is not tied."""
     matrix = model.get_output_embeddings().weight
     lookups = [one for one in model.modules() if isinstance(one, torch.nn.Embedding) and one.weight is matrix]
     return "" if not lookups else "one" if taken else "two"
 
 
 def has_head(model: Any) -> bool:
-    """As the model says."""
+    """Whether the model has an output embedding."""
     try:
         return model.get_output_embeddings() is not None
     except (AttributeError, NotImplementedError):
@@ -192,7 +192,7 @@ def has_head(model: Any) -> bool:
 
 
 def plain_step(model: Any) -> tuple[dict[str, torch.Tensor], Step]:
-    """With some labels ignored where the model can do that; twice, for it has to say the same."""
+    """A step of the unchanged model, with some labels ignored if it can; made twice, since it must be reproducible."""
     for config in (model.config, model.config.get_text_config(decoder=True)):
         for special in ("pad_token_id", "decoder_start_token_id"):  # where labels are shifted
             if getattr(config, special, None) is None:
@@ -200,7 +200,7 @@ def plain_step(model: Any) -> tuple[dict[str, torch.Tensor], Step]:
     inputs = inputs_of(model, ignoring=True)
     try:
         plain = step(model, inputs)
-    except Exception:  # it looks up every label
+    except Exception:  # this model looks up every label
         inputs = inputs_of(model, ignoring=False)
         plain = step(model, inputs)
     if not plain.loss.isfinite():
@@ -211,7 +211,7 @@ def plain_step(model: Any) -> tuple[dict[str, torch.Tensor], Step]:
 
 
 def difference(plain: Step, tied: Step) -> Iterator[str]:
-    """What is not the same, in words."""
+    """The difference between two steps, in words."""
     if not torch.isclose(tied.loss.to(plain.loss.dtype), plain.loss, rtol=1e-5):
         yield f"loss {tied.loss.item():.6f} for {plain.loss.item():.6f}"
     if plain.gradients.keys() != tied.gradients.keys():
@@ -250,7 +250,7 @@ def main() -> int:
 
 
 def summary(results: list[Result], seconds: float) -> str:
-    """The counts, and by kind the classes with their reasons, as Markdown."""
+    """The counts, and the classes of each kind with their reasons, as Markdown."""
     counts = Counter(result.kind for result in results)
     lines = [
         f"# `use_tied_loss` on transformers {transformers.__version__}",
@@ -272,7 +272,7 @@ def summary(results: list[Result], seconds: float) -> str:
 
 
 def both_ends(results: list[Result]) -> list[str]:
-    """Of how many tied classes both ends share one gradient, and which have two."""
+    """The number of tied classes whose ends share one gradient, and the classes that have two."""
     two = [result.name for result in results if result.gradients == "two"]
     one = sum(result.gradients == "one" for result in results)
     if not one and not two:

@@ -1,4 +1,4 @@
-"""A tiny random model of nearly any transformers class, for sweeps and for reading facts off real objects.
+"""Builds tiny random models of nearly any transformers class, for sweeps and inspection.
 
 The default configuration of the class is shrunk key by key: widths, depths, heads, experts and pictures become small,
 the vocabulary gets a size that no other axis has, and special token ids are moved into it. The result is built on the
@@ -86,7 +86,7 @@ def load_class(name: str) -> type[Any]:
 
 @functools.cache
 def _stand_in_for_timm() -> None:
-    """Lets models with a vision tower from timm be built without timm: the tower, which has no words, is left empty."""
+    """Let models with a vision tower from timm be built without timm; the tower is left empty."""
     transformers = importlib.import_module("transformers")
     if find_spec("timm"):
         return
@@ -148,7 +148,7 @@ INTEGER_RULES: list[tuple[str, Shrink]] = [
     (r".*(position|max_|length|window|_len|chunk|seq|num_query|num_latents|_tokens|frames|context).*", _at_most(64)),
     (r".*(hidden|intermediate|dim|width|channels|inner|ffn|_size|d_model|d_ff|n_embd|rank|filters).*", _at_most(WIDTH)),
 ]
-"""What becomes of an integer, by the first pattern that its key matches whole."""
+"""The change of an integer, by the first pattern that matches its whole key."""
 
 UNSET: Json = {
     "downsample_channels": [WIDTH, WIDTH],
@@ -220,7 +220,7 @@ OVERRIDES: dict[str, Json] = {
     "ReformerModelWithLMHead": {"is_decoder": True},
     "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
 }
-"""What the rules above cannot know, by the `model_type` of the level that carries it or by the name of the class."""
+"""Exceptions to the rules above, by the `model_type` of the level or by the name of the class."""
 
 ARGUMENTS: dict[str, Json] = {
     "gemma4_assistant": {
@@ -233,7 +233,7 @@ ARGUMENTS: dict[str, Json] = {
         "decoder": {},
     },
 }
-"""Arguments of the configurations that cannot be made without any."""
+"""Arguments for configurations that cannot be built without any."""
 
 TOKEN_ID = re.compile(r".*(_id|_ids|_index|_token|_idx)|.*token_id.*")
 LAYER_LIST = re.compile(r".*(layer_types|layers_block_type|block_types)")
@@ -241,13 +241,13 @@ LAYER_COUNT = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encode
 
 
 def _merged(node: Json, changes: Json) -> Json:
-    """`node` with `changes` laid over it, at every depth."""
+    """`node` updated with `changes` at every depth."""
     both = {key: _merged(node[key], value) for key, value in changes.items() if isinstance(node.get(key), dict)}
     return node | changes | both
 
 
 class _Shrinker:
-    """One pass over a configuration; remembers which special ids it has moved, so that distinct ids stay distinct."""
+    """Shrinks a configuration in one pass; records the special ids that it moves, so that they stay distinct."""
 
     def __init__(self) -> None:
         self.moved: dict[int, int] = {}
@@ -318,7 +318,7 @@ def default_config(cls: type[Any]) -> Any:
 
 
 def tiny_dict(cls: type[Any]) -> Json:
-    """What `config.json` of a tiny model of `cls` holds."""
+    """The content of `config.json` for a tiny model of `cls`."""
     return _merged(_Shrinker().node(written(default_config(cls))), OVERRIDES.get(cls.__name__, {}))
 
 
@@ -341,7 +341,7 @@ def fill(model: torch.nn.Module, seed: int = 0) -> None:
 
 @contextmanager
 def without_initialisation() -> Iterator[None]:
-    """Models made inside draw no values of their own, which is slow and which a few classes cannot do when alone."""
+    """Skip the initialisation of models built inside, which is slow and fails in a few classes."""
     base = importlib.import_module("transformers").PreTrainedModel
     original = base.initialize_weights
     base.initialize_weights = lambda self: None
