@@ -1,4 +1,4 @@
-"""The tied ends of a training step: embedding, an elementwise body, head, loss and backward pass, on one matrix.
+"""Benchmarks the tied ends of a training step: embedding, an elementwise body, head, loss and backward pass.
 
 Every variant computes the same loss on the same numbers, and they take turns. The floor is three products alone, the
 logits, the gradient of hidden and that of the matrix, by `torch.mm`; beside it, the products as Bowline makes them.
@@ -82,7 +82,7 @@ LARGE = list(ON_GPU) if DEVICE == "cuda" else [name for name in CASES if name !=
 
 
 def eager(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """As models do it: logits in float32."""
+    """The loss as models compute it: logits in float32."""
     return F.cross_entropy((hidden @ weight.t()).float(), labels)
 
 
@@ -102,14 +102,14 @@ def _torchs_in_chunks() -> Loss | None:
 
 
 def _find_peers() -> None:
-    """Those that are unpacked in `.peers`, after those of the environment."""
+    """Makes libraries unpacked in `.peers` importable, after those of the environment."""
     for folder in ("triton", "cut-cross-entropy", "liger-kernel", "quack-kernels"):
         if (UNPACKED / folder).is_dir() and str(UNPACKED / folder) not in sys.path:
             sys.path.append(str(UNPACKED / folder))
 
 
 def _function(module: str, name: str) -> Any:
-    """A peer's function; `None` where it is not there or cannot be imported, cut-cross-entropy for want of Triton."""
+    """A peer's function; `None` if it is missing or cannot be imported, as cut-cross-entropy without Triton."""
     _find_peers()
     try:
         return getattr(importlib.import_module(module), name)
@@ -166,12 +166,12 @@ else:
     OURS["bowline chunked, 1 GiB"] = lambda: _ours("chunked", budget=2**30)
     OURS["bowline chunked, 256 MiB"] = lambda: _ours("chunked", budget=2**28)
 SLOW = ("torch linear_cross_entropy, in chunks",) if DEVICE == "cpu" else ()
-"""Measured once: several times as long as all others."""
+"""Variants measured only once, because they take several times as long as all others."""
 FLOORS = ("three products, torch.mm", "three products, turned, by the faster library")
 
 
 def step(loss: Loss, lookup: Callable[..., torch.Tensor], tensors: tuple[torch.Tensor, ...]) -> Step:
-    """One tied step, which gives its loss."""
+    """One tied step; returns its loss."""
     weight, ids, labels = tensors
 
     def run() -> torch.Tensor:
@@ -184,7 +184,7 @@ def step(loss: Loss, lookup: Callable[..., torch.Tensor], tensors: tuple[torch.T
 
 
 def floor(tensors: tuple[torch.Tensor, ...]) -> Step:
-    """The three products alone, by `torch.mm`: 512 rows at a time, on a GPU all at once; what they write is there."""
+    """The three products alone, by `torch.mm` into existing memory: 512 rows at a time, on a GPU all at once."""
     weight, ids, _ = tensors
     table, rows = weight.detach(), 512 if DEVICE == "cpu" else len(ids)
     gradient = torch.zeros_like(table)
@@ -203,7 +203,7 @@ def floor(tensors: tuple[torch.Tensor, ...]) -> Step:
 
 
 def products_here(tensors: tuple[torch.Tensor, ...]) -> Step:
-    """The same as Bowline makes them on this CPU: turned, block by block, by the faster library."""
+    """The three products as Bowline computes them on this CPU: transposed, in blocks, by the faster library."""
     weight, ids, _ = tensors
     table, rows, width = weight.detach(), 512, weight.shape[1]
     hidden = torch.tanh(F.embedding(ids, table) * 50)
@@ -227,7 +227,7 @@ def products_here(tensors: tuple[torch.Tensor, ...]) -> Step:
 
 
 def steps(case: Case, dtype: torch.dtype, names: list[str] | None = None) -> dict[str, Step]:
-    """What there is here to run, by name."""
+    """The variants that can run here, by name."""
     tensors = case.tensors(dtype)
     found: dict[str, Step] = {}
     for kinds, lookup in ((PEERS, F.embedding), (OURS, tied_embedding)):
@@ -246,7 +246,7 @@ def steps(case: Case, dtype: torch.dtype, names: list[str] | None = None) -> dic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Took:
-    """Medians: seconds of a step, and its ratio to the floor that was taken in the same turn."""
+    """Medians: seconds of a step, and its ratio to the floor that was timed in the same turn."""
 
     seconds: float
     floor_ratio: float
@@ -337,7 +337,7 @@ def _peak_here(case: Case, dtype: torch.dtype, name: str) -> float:
 
 
 def _peak_on_gpu(call: Callable[[], object], forget: Callable[[], object]) -> float:
-    """`peak_of`, by torch's allocator."""
+    """`peak_of` on a GPU, by torch's allocator."""
     call()
     forget()
     gc.collect()
@@ -350,7 +350,7 @@ def _peak_on_gpu(call: Callable[[], object], forget: Callable[[], object]) -> fl
 
 
 def _machine() -> str:
-    """What ran, and where."""
+    """Versions and machine of the run."""
     _find_peers()
     gpu = f", {torch.cuda.get_device_name()}" if DEVICE == "cuda" else ""
     return machine(PACKAGES) + gpu
@@ -378,7 +378,7 @@ def table(name: str, dtype: str, rounds: int = ROUNDS, memory: bool = True) -> s
 
 
 def run() -> str:
-    """All of it, as Markdown."""
+    """Runs all cases; returns Markdown."""
     return "\n\n".join(
         [
             "# The tied loss: both ends of the vocabulary in a training step",

@@ -1,4 +1,4 @@
-"""Twenty training steps of transformers' models, as they are and with `use_tied_loss`: losses, time and memory.
+"""Benchmarks twenty training steps of transformers' models with and without `use_tied_loss`.
 
 GPT-2 small, by itself and compiled, and a masked model with a multilingual vocabulary. The loop is the plain one of
 `benchmarks.train`. The two models of a case begin with the same weights, see the same batches and take turns, step by
@@ -55,7 +55,7 @@ def multilingual() -> Any:
 
 
 def masked_batch(step: int) -> dict[str, torch.Tensor]:
-    """Random ids, of which the masked share has a label."""
+    """Random ids; the masked share of them has a label."""
     generator = torch.Generator().manual_seed(step)
     ids = torch.randint(5, V - 1, MASKED_BATCH, generator=generator)
     masked = torch.rand(MASKED_BATCH, generator=generator) < MASKED_SHARE
@@ -88,7 +88,7 @@ CASES = {
 
 
 def loop_of(case: Case, variant: str, steps: int) -> Iterator[float]:
-    """The losses of its steps; the model is there when this returns."""
+    """A generator of the losses of a model's steps; the model is built when this returns."""
     from bowline.nn import use_tied_loss
 
     model = case.build()
@@ -99,7 +99,7 @@ def loop_of(case: Case, variant: str, steps: int) -> Iterator[float]:
 
 
 def peak(case: Case, variant: str) -> float:
-    """Of this process: the most megabytes above what was resident with the model built."""
+    """The peak of this process, in megabytes above its resident memory after the model was built."""
     loop = loop_of(case, variant, STEPS_OF_PEAK)
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -123,7 +123,7 @@ def in_turns(case: Case) -> tuple[dict[str, list[float]], dict[str, list[float]]
 
 
 def peak_of(name: str, variant: str, more: dict[str, str]) -> float:
-    """`peak` of a process of its own, with some more in its environment."""
+    """`peak` in a new process, with additional environment variables."""
     command = [sys.executable, "-m", "benchmarks.use_tied_loss", name, variant]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | more)
     return float(ran.stdout.split()[-1])
@@ -157,7 +157,7 @@ def section(name: str) -> list[str]:
 
 
 def run() -> str:
-    """All of it, as Markdown."""
+    """Runs all cases; returns Markdown."""
     lines = [
         "# transformers' models with the tied loss in place",
         "",

@@ -1,1 +1,1 @@
-"""What only a GPU can show; without one, all of it is left out."""
+"""Tests that need a GPU; skipped without one."""

@@ -68,7 +68,7 @@ def share(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Inside, to wait for the GPU is an error."""
+    """Makes waiting for the GPU inside an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is a prototype
         torch.cuda.set_sync_debug_mode("error")
@@ -173,7 +173,7 @@ def test_a_step_can_be_captured_as_a_graph_and_replayed() -> None:
 def test_beyond_the_gradient_there_is_the_budget(
     dtype: torch.dtype, megabytes: int, peak: Callable[..., float]
 ) -> None:
-    """And in both dtypes a few copies of hidden, whose gradient is one of them."""
+    """Besides the budget, the peak has a few copies of hidden in both dtypes; one is its gradient."""
     size, width, rows = 50257, 768, 8192
     weight = (torch.randn(size, width, device="cuda") * 0.02).to(dtype).requires_grad_()
     labels = torch.randint(0, size, (rows,), device="cuda")
@@ -194,7 +194,7 @@ def test_beyond_the_gradient_there_is_the_budget(
 def test_with_a_small_budget_there_are_blocks_of_the_vocabulary_and_no_sum_is_rounded(
     dtype: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kept are the logits of few tokens; of few inside of the gradient and beside it; of all, inside."""
+    """Stored are the logits of a few tokens; of a few inside the gradient and beside it; of all, inside."""
     swept = []
 
     def counted(job: LossJob) -> LossResult:
