@@ -1,4 +1,4 @@
-"""The special ids that a config states."""
+"""Lists the special token ids that a config states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's class and config say of its ties: the first of the witnesses that an audit hears."""
+"""The record of what a model's class and config declare about its ties."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredTie:
-    """One tie, with the flag that governs it and what each version of transformers makes of that flag."""
+    """One tie, the flag that governs it, and what each version of transformers does under that flag."""
 
     tie: Tie
     flag: Flag
@@ -44,7 +44,7 @@ class DeclaredTie:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedSize:
-    """A size that the config states, and where."""
+    """A size that the config states, and the dotted key that states it."""
 
     path: str
     value: int
@@ -52,13 +52,13 @@ class StatedSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """The ties of one checkpoint by the names in its files, and where each came from.
+    """The ties that one checkpoint's class and config declare, by the names in its files.
 
     `inferred` is true when the class is unknown and the ties were read off names and shapes. `made` lists, by loader,
     the ties that it makes under this config, in its own order and from its own owners. `vocabulary` maps each
     stored tensor with a vocabulary axis to that axis; `expected_lengths` says, by loader, how long
-    it makes that axis under this config. `levels` are all the levels of the config that state the flag, `not_boolean`
-    what stands at those where it is neither true nor false.
+    it makes that axis under this config. `levels` maps each key of the config that states the flag to its
+    value; `not_boolean` has those values that are neither true nor false.
     """
 
     architecture: str | None

@@ -1,4 +1,4 @@
-"""Where no table helps: the embedding and the head by the names and shapes that the field gives them."""
+"""Finds the embedding and the head of an unknown class by the usual names and shapes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEADS = (
     "decoder",
     "head",
 )
-"""Last parts of names, the most telling first."""
+"""Last parts of names, the most specific first."""
 
 WRITES_TOKENS = re.compile(r"CausalLM|LMHead|ConditionalGeneration|MaskedLM|PreTraining")
 SMALLEST_VOCABULARY = 64
@@ -49,10 +49,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 def infer_ties(
     shapes: Shapes, vocab_size: int | None, architecture: str | None
 ) -> tuple[str | None, str | None, str | None]:
-    """The stored embedding, the stored head, and what the head is or would be called.
+    """Find the stored embedding, the stored head, and the name that the head has or would have.
 
-    A table is two-dimensional and has `vocab_size` rows where the config says how many and any table does; a head
-    has as many rows as the embedding. Where there is no head, one is expected only of a class that writes tokens.
+    A table is two-dimensional. If the config states `vocab_size` and any table has as many rows, the table is one of
+    those. A head has as many rows as the embedding. Without a stored head, one is expected only if the class writes
+    tokens.
 
     Example:
         >>> infer_ties({"model.embed_tokens.weight": (512, 64), "lm_head.weight": (512, 64)}, 512, None)

@@ -1,4 +1,4 @@
-"""From a config and the tensors of a file to a `Declaration`."""
+"""Turns a config and the tensors of a file into a `Declaration`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["FLAG", "FLAGS", "resolve", "stated_levels"]
 
 FLAG = "tie_word_embeddings"
 FLAGS = (FLAG, "tie_embedding")
-"""The flag, and what one family calls it; other keys that decide ties decide more than that."""
+"""The flag, and the name that one family has for it. Other keys that decide ties also decide something else."""
 VOCAB_SIZES = ("vocab_size", "text_config.vocab_size", "llm_config.vocab_size", "language_config.vocab_size", "n_vocab")
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def resolve(config: Mapping[str, Any] | None, shapes: Shapes, table: Table | None = None) -> Declaration:
-    """What the class in `config["architectures"]` declares, in the names that `shapes` (name to shape) uses.
+    """Find what the class in `config["architectures"]` declares, by the names that `shapes` (name to shape) uses.
 
-    A class that the table does not have is inferred from names and shapes, and the declaration says so.
+    The ties of a class that the table lacks are inferred from names and shapes; `inferred` is then true.
 
     Example:
         >>> config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 50257}
@@ -112,11 +112,12 @@ def _known(
 def _declared_ties(
     architecture: ArchitectureFacts, config: Mapping[str, Any], spell: _Spelling
 ) -> tuple[tuple[DeclaredTie, ...], dict[str, tuple[Tie, ...]]]:
-    """One tie for each target, as the newest version that declares it has it; and what each version makes.
+    """List one tie for each target, as the newest version that declares it does, and the ties that each version makes.
 
     An older version may hang the same tensors on another owner (`shared` on the decoder's table, not the other way
-    round): that is the same knot, so it is listed once, and run as that version runs it. A tie that hangs on another
-    that is made (a <- b, b <- c) is listed with the owner at the end of the chain.
+    round). Both are the same shared matrix, so the tie is listed once; `made` has it as each version makes it. If a
+    tie's source is the target of another tie that is made (a <- b, b <- c), it is listed with the owner at the end of
+    the chain.
     """
     listed: dict[str, Tie] = {}
     gates: dict[str, dict[str, Gate]] = {}
@@ -163,10 +164,10 @@ def _declared_tie(
 def _vocabulary(
     architecture: ArchitectureFacts, config: Mapping[str, Any], spell: _Spelling, vocab_size: StatedSize | None
 ) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
-    """Each tensor with a vocabulary axis: which axis; and how long each version makes it, where the config says."""
+    """The vocabulary axis of each tensor that has one, and its length in each version if the config states the size."""
     axes: dict[str, int] = {}
     lengths: dict[str, dict[str, int]] = {}
-    for loader in sorted(architecture.declared):  # the newest last: its word counts
+    for loader in sorted(architecture.declared):  # the newest last: it overrides the others
         declared = architecture.declared[loader]
         axes |= {spell(name): axis for name, axis in declared.vocabulary.items()}
         lengths[loader] = {}
@@ -183,7 +184,7 @@ def _vocabulary(
 
 
 def _flag(gates: Mapping[str, Gate], decisions: Mapping[str, tuple[bool, str | None]]) -> Flag:
-    """One flag out of each loader's: a stated key before a default, the newest loader before the older."""
+    """Choose one flag from the loaders': a stated key before a default, a newer loader before an older one."""
     newest_first = sorted(decisions, reverse=True)
     for loader in newest_first:
         value, path = decisions[loader]
@@ -200,7 +201,7 @@ def _unused_flag(levels: Mapping[str, bool]) -> Flag:
 
 
 class _Spelling:
-    """How this file spells a name of the table: as it stands, as the module is called, or a prefix away."""
+    """Finds how a file spells a name of the table: the same, as the live module does, or with another prefix."""
 
     def __init__(self, architecture: ArchitectureFacts, shapes: Shapes) -> None:
         self._prefix = architecture.prefix + "." if architecture.prefix else ""
@@ -222,7 +223,7 @@ class _Spelling:
 
 
 def _best_of_family(family: str, shapes: Shapes, table: Table) -> ArchitectureFacts | None:
-    """The class of the family whose vocabulary tensors the file holds; a class with a head before one without."""
+    """The class of the family that has the most vocabulary tensors in the file; with a tie before without."""
     best: tuple[tuple[int, bool, int, int], ArchitectureFacts] | None = None
     for name in table.architectures_of(family):
         architecture = table.architecture(name)

@@ -1,4 +1,4 @@
-"""What is known of each architecture: generated from transformers by `tools/generate_families.py`, never by hand."""
+"""Reads `transformers.json`, which `tools/generate_families.py` makes from transformers; it is never edited by hand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lookup(config: Mapping[str, Any], path: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """Which keys of `config.json` decide whether a tie is made, as found by trying them.
+    """The keys of `config.json` that decide whether a tie is made, found by trying values of them.
 
     No paths: the tie is made whatever the config says. One path: that key, or `default` when it is absent. Several:
     `rule` says how they combine, `"first"` (the first that is present), `"any"`, `"all"` or, where none of these
@@ -129,7 +129,7 @@ class ArchitectureFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """A `model_type`: where its config keeps the sizes, and what the flag is where the config is silent."""
+    """A `model_type`: the keys of its sizes, and the value of the flag in a config that does not state it."""
 
     name: str
     vocab_size: str | None
@@ -138,7 +138,7 @@ class ModelFamily:
 
 
 class Table:
-    """The generated table, parsed one class at a time: an audit needs one of two thousand."""
+    """The generated table, parsed one class at a time: an audit needs one class of two thousand."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content = content

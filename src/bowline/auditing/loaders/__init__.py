@@ -1,4 +1,4 @@
-"""What each loader does with each tie: one file a loader. Nothing is loaded; the loaders' own rules are run."""
+"""Predicts what each loader does with each tie, by the loader's own rules and without loading; one file per loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp, its converter and then its runtime, by the rules that their source follows; nothing was loaded."""
+"""Predicts what llama.cpp's converter and runtime make of each tie, by the rules in their source, without loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loader can make of a tie, and what it can see to decide by."""
+"""The fates of a tie in a loader, and the facts about a checkpoint that decide them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Fate(StrEnum):
-    """What becomes of a tie's target when a loader has read the checkpoint."""
+    """The state of a tie's target after a loader has read the checkpoint."""
 
     TIED = "tied"
     KEPT = "kept"
@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFacts:
-    """What a loader can see of the checkpoint's tensors."""
+    """The facts about the checkpoint's tensors that a loader can see."""
 
     stored: frozenset[str]
     equal: Mapping[Tie, bool | None]
@@ -94,7 +94,7 @@ class StoredFacts:
 
 
 Result = Iterable[tuple[str, Outcome | None]]
-"""By target: the outcome, or `None` where it hangs on values that were not read."""
+"""By target: the outcome, or `None` if it depends on values that were not read."""
 
 
 def always_tied(tie: Tie, seen: StoredFacts, why: str) -> Outcome | None:
@@ -107,7 +107,7 @@ def always_tied(tie: Tie, seen: StoredFacts, why: str) -> Outcome | None:
 
 
 def neither() -> Outcome:
-    """The fate of two ends that nobody stored."""
+    """The outcome if neither end is stored."""
     return Outcome(Fate.RANDOM, "neither end is stored")
 
 

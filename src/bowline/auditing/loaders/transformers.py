@@ -1,6 +1,6 @@
-"""transformers, 4 and 5: their own `tie_weights` step by step, on what was seen instead of on tensors.
+"""Predicts what transformers 4 and 5 make of each tie: their `tie_weights`, run on facts instead of tensors.
 
-`make sweep` holds every prediction of this file against a real load.
+`make sweep` compares every prediction of this file with a real load.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _tie_whatever_is_stored(made: Sequence[Tie]) -> Holders:
 
 
 def _tie_what_agrees(made: Sequence[Tie], seen: StoredFacts) -> Holders | None:
-    """Both ends there: tied if equal, else left alone. One: tied to it, whichever it is, and then both are. Neither:
-    another target of the same source that is there takes the source's place. `None` when it hangs on values not read.
+    """Both ends stored: tied if they are equal, else left alone. One end stored: the other is tied to it. Neither:
+    another stored target of the same source takes the source's place. `None` if it depends on values not read.
     """
     holders: Holders = {}
     there = set(seen.stored)

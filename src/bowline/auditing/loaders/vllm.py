@@ -1,4 +1,4 @@
-"""vLLM from 0.29 on, by the rules that its source follows (read in 0.33.0); nothing was loaded."""
+"""Predicts what vLLM from 0.29 on makes of each tie, by the rules in its source (read in 0.33.0), without loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flag in a live config: `tie_word_embeddings`, at every level that has it."""
+"""Reads and writes `tie_word_embeddings` in a live config, at every level that has it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FLAG = "tie_word_embeddings"
 
 
 def flag_of(config: Any) -> bool | None:
-    """What one level says, or `None` where it says nothing."""
+    """The flag at one level, or `None` if the level does not state it."""
     value = config.get(FLAG) if isinstance(config, Mapping) else getattr(config, FLAG, None)
     return None if value is None else bool(value)
 
 
 def text_config(config: Any) -> Any:
-    """The level that transformers 4 asks: its text decoder's."""
+    """The level that transformers 4 reads: the text decoder's."""
     find = getattr(config, "get_text_config", None)
     if find is None:
         return config

@@ -1,4 +1,4 @@
-"""A live model as a checkpoint directory: its config says what its bytes say, and the directory changes all at once."""
+"""Saves a live model as a checkpoint whose config agrees with its tensors; the directory changes in one step."""
 
 from __future__ import annotations
 
@@ -45,22 +45,23 @@ def save_checkpoint(
     keep: Keep = "source",
     max_shard_size: str | int = "5GB",
 ) -> tuple[str, ...]:
-    """Save `model` so that every loader gets back what it is; returns the names of the files of weights.
+    """Save `model` so that every loader gets back the same model; returns the names of the weight files.
 
-    `config.json` is the model's own, with `tie_word_embeddings` as the live tensors make it, at every level that
-    decides. Of a tied matrix `keep` names what is stored: `"source"` the embedding alone, where every known loader
-    makes the tie again (what it would not make is written out under each name); `"both"` two equal tensors, for readers
-    that make no ties; `"target"` the head alone, which transformers 4 cannot read. Tensors' names on disk are those
-    that transformers writes for its own models. Files are safetensors in shards of at most `max_shard_size`.
+    `config.json` is the model's own; `tie_word_embeddings` is set as the live tensors are, at every level that decides.
+    `keep` says what is stored of a tied matrix. `"source"`: the embedding alone, if every known loader makes the tie
+    again; otherwise the matrix is written under each name. `"both"`: two equal tensors, for readers that make no ties.
+    `"target"`: the head alone, which transformers 4 cannot read. The names on disk are those that transformers writes
+    for its own models. Files are safetensors in shards of at most `max_shard_size`.
 
-    The directory changes in one step: a crash, a full disk or an error leaves the old checkpoint whole. Old weights go,
-    other files stay. Tensors are written from where they lie, one at a time from an accelerator.
+    The directory changes in one step: a crash, a full disk or an error leaves the old checkpoint whole. Old weight
+    files are removed, other files stay. Tensors are not copied first; those on an accelerator are moved one at a time.
 
     Raises:
-        TieError: T5's relatives, when the live model scales its head as no flag would (see `untie_weights`).
+        TieError: the flag alone decides the tie and the scale before the head (T5 and its relatives in transformers 4,
+            Switch Transformers), and no value of it describes the live model (see `untie_weights`).
         CheckpointError: a tensor that safetensors cannot hold, is on meta, sharded or quantised, or belongs to an
             adapter; a directory that holds an adapter, or cannot be written.
-        UsageError: an option that means nothing.
+        UsageError: an option has a value that is not allowed.
 
     Example:
         >>> import tempfile
@@ -149,13 +150,13 @@ def _refuse_quantised(model: nn.Module) -> None:
 
 
 def _disk_names(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """What each parameter that is shared is called on disk."""
+    """The name on disk of each name of a shared parameter."""
     names = [name for group in shared_names(model) for name in group if name in state]
     return {name: next(iter(to_disk(model, {name: state[name]}))) for name in names}
 
 
 def _left_out(again: Knots, keep: Keep, model: nn.Module) -> dict[str, str]:
-    """The names that are not written, each with the one that stands for it."""
+    """The names that are not written, each with the written name of the same matrix."""
     if keep == "source":
         return {name: source for source, *names in again for name in names}
     known = slots(model)
@@ -178,7 +179,7 @@ def _payload(name: str, tensor: torch.Tensor) -> Payload:
 def _write_config(model: nn.Module, stage: Path, shapes: Mapping[str, tuple[int, ...]], old: Path) -> str | None:
     """Write what describes the model beside its weights; returns the text of `config.json`, if there is one.
 
-    A model that describes itself in no way that can be written keeps the config that was there, all but its flag.
+    If the model has no config that can be written, the old `config.json` stays, and only its flag is set.
     """
     config = copy.deepcopy(getattr(model, "config", None))
     if is_transformers_model(model):
@@ -218,7 +219,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _check_scale(model: nn.Module, flag: bool) -> None:
-    """Where the flag also scales, the flag that the bytes make true must scale as the live model does."""
+    """Raise a `TieError` if the flag also decides the scale, and its value would not scale as the live model does."""
     scaled = head_scale(model) != 1.0
     if follows_flag(model) and scaled is not flag:
         raise TieError(

@@ -1,7 +1,7 @@
-"""What a saved checkpoint will say of its ties, and so which names its files may leave out.
+"""Decides what a saved `config.json` says about ties, and which names of a tied matrix its files may omit.
 
-The bytes decide the flag: true when every tie that the classes could make holds, false otherwise. A name is left out
-only if every loader that is known makes the tie under that flag; any other shared tensor is written under each name.
+The live tensors decide the flag: it is true if every tie that the classes could make holds, and false otherwise. A name
+is omitted only if every known loader makes the tie under that flag. Any other shared tensor is written under each name.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from bowline.tie import Tie
 __all__ = ["Knots", "flag_of_bytes", "remade", "shared_names", "with_flag"]
 
 Knots = list[list[str]]
-"""Groups of names that are one parameter, the source first."""
+"""Groups of names of one parameter, the source first."""
 
 
 def shared_names(model: nn.Module) -> Knots:
-    """The names that are one parameter now."""
+    """Group the names that share one parameter now."""
     grouped: dict[str, list[str]] = {}
     for tie in find_ties(model):
         grouped.setdefault(tie.source, [tie.source]).append(tie.target)
@@ -36,14 +36,14 @@ def shared_names(model: nn.Module) -> Knots:
 
 
 def flag_of_bytes(model: nn.Module) -> bool | None:
-    """The flag that the live tensors make true; `None` where the classes could tie nothing."""
+    """The flag that describes the live tensors; `None` if the classes cannot tie anything."""
     known = slots(model)
     could = [tie for tie in declared_ties(model, flag=True) if tie.target in known and tie.source in known]
     return all(known[tie.target].tensor is known[tie.source].tensor for tie in could) if could else None
 
 
 def with_flag(config: str, flag: bool, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """The text of a `config.json`, with every key that decides about a tie of its class set to `flag`."""
+    """Return the text of a `config.json` with every key that decides a tie of its class set to `flag`."""
     content: Mapping[str, Any] = json.loads(config)
     paths = {path for tie in resolve(content, shapes).ties for path in tie.paths}
     deciding = {path for path in paths if path.rpartition(".")[2] in FLAGS}
@@ -63,10 +63,10 @@ def _parent_exists(content: Mapping[str, Any], path: str) -> bool:
 def remade(
     model: nn.Module, groups: Knots, disk: Mapping[str, str], config: str | None, shapes: Mapping[str, tuple[int, ...]]
 ) -> Knots:
-    """Of each group the names that a loader makes one again by itself: the source first, then what may be left out.
+    """Reduce each group to the names that every loader ties again by itself: the source, then the names to omit.
 
-    `disk` maps the live names to those on disk, `shapes` is by the latter. A model without a config is loaded by
-    `load_checkpoint` into a model that is tied as this one is.
+    `disk` maps live names to names on disk; `shapes` uses the names on disk. Without a config all groups are returned:
+    such a checkpoint is read by `load_checkpoint`, into a model that has the same ties.
     """
     if config is None:
         return groups

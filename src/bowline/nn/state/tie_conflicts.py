@@ -1,4 +1,4 @@
-"""Which of two ends a state dict speaks for, when a model has one matrix and the state may have two."""
+"""Decides which value a tied matrix takes when a state dict holds both ends of the tie."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ OnConflict = Literal["raise", "source", "target", "untie"]
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What the state says about the model's ties.
+    """The values that the state gives to the model's tied matrices.
 
-    `values`: for each source, the tensor that its whole knot takes. `names`: which names those stand for. `apart`: ties
-    whose ends the state holds with different values, and that are to be undone.
+    `values`: by source, the tensor that all names of its matrix take. `names`: by source, those names. `apart`: ties
+    whose ends have different values in the state, and that are to be undone.
     """
 
     values: Mapping[str, torch.Tensor]

@@ -1,4 +1,4 @@
-"""What a model's classes and configs say is tied, whatever the tensors do."""
+"""Reads the ties that a model's classes and configs declare, whether or not the tensors are shared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TENSOR_NAME = re.compile(r"[A-Za-z0-9_.]+\.(weight|bias)")
 def declared_ties(
     model: nn.Module, *, flag: bool | None = None, known: Mapping[str, Slot] | None = None
 ) -> tuple[Tie, ...]:
-    """The ties that the classes of `model` and its configs declare, at every nesting level, source first resolved.
+    """The ties that the classes of `model` and its configs declare, at every nesting level, from their roots.
 
     A module declares ties by a class attribute `ties` (`Tie`s, pairs or `{target: source}`, in names of its own), or,
     as transformers does, by `_tied_weights_keys`: in version 5 a mapping of names, regular expressions or module
@@ -60,10 +60,10 @@ def declared_ties(
 
 
 def as_ties(ties: Ties) -> tuple[Tie, ...]:
-    """What a caller wrote, as `Tie`s from their roots.
+    """Turn ties as a caller wrote them into `Tie`s, each with the owner of the matrix as its source.
 
     Raises:
-        TieError: a tie onto itself, a cycle, two sources for one target, or something that is no tie.
+        TieError: a tie onto itself, a cycle, two sources for one target, or something that is not a tie.
     """
     if not isinstance(ties, Iterable) and not isinstance(ties, Tie):
         raise TieError(f"{ties!r:.60}: is no tie", help=WRITTEN)
@@ -176,7 +176,7 @@ def _one_shorter(name: str) -> Iterator[str]:
 
 
 def _from_roots(ties: Iterable[Tie]) -> tuple[Tie, ...]:
-    """Each target once, from the owner at the end of its chain. A knot may be declared twice, by any of its chains."""
+    """Each target once, with the owner at the end of its chain as its source; the same tie may be declared twice."""
     ties = list(ties)
     sources: dict[str, str] = {}
     for tie in ties:

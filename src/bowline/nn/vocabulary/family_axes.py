@@ -1,4 +1,4 @@
-"""The vocabulary axes of the classes that the families' table knows, by the names of live modules."""
+"""Finds the vocabulary axes of live modules whose class is in the families' table."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class KnownPart:
         """How many tokens: what the config says if the tensors agree, else what the tensors say.
 
         Raises:
-            TieError: the tensors contradict each other, or follow the vocabulary in a way that the table has not.
+            TieError: the tensors contradict each other, or their length depends on the vocabulary in a way that the
+                table does not describe.
         """
         unknown = [name for name in self.axes if self.longer.get(name, 0) is None]
         if unknown:
