@@ -1,4 +1,4 @@
-"""Activations, masks and attention against their definitions."""
+"""Activations, masks, attention and the checks of inputs, against their definitions."""
 
 from __future__ import annotations
 
