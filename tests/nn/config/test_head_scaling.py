@@ -12,7 +12,10 @@ from tools.tiny import build, load_class, tiny_config
 
 from bowline.auditing import Severity, audit
 from bowline.errors import TieError
+from bowline.families.quirks import ScaledBy
+from bowline.models.t5 import T5Config
 from bowline.nn import save_checkpoint, tie_weights, untie_weights
+from bowline.nn.config.live_config import scaled_by
 
 IDS = torch.arange(14).reshape(2, 7) + 3
 SCALED = ["T5ForConditionalGeneration", "SwitchTransformersForConditionalGeneration", "LongT5ForConditionalGeneration"]
@@ -84,6 +87,14 @@ def test_a_tied_head_without_the_scale_is_saved_where_the_config_has_a_key_for_t
     assert torch.equal(logits(type(model).from_pretrained(tmp_path).eval()), logits(model))
     problems = [finding.code for finding in audit(tmp_path).findings if finding.severity is not Severity.INFO]
     assert problems == ["BW109"], "transformers 4 would scale"
+
+
+@pytest.mark.parametrize("version", ["4.57.1", "5.23.0"])
+def test_bowlines_own_t5_reads_its_own_key_whichever_transformers_is_loaded(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.__version__", version)
+    assert scaled_by(T5Config()) is ScaledBy.OWN_KEY
 
 
 def test_a_key_that_the_class_does_not_read_does_not_scale(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from bowline.families.config_levels import config_levels
 from bowline.families.quirks import ScaledBy, quirks_of
+from bowline.families.resolver import FLAG
 
 __all__ = [
     "FLAG",
@@ -24,8 +25,6 @@ __all__ = [
     "text_config",
     "write",
 ]
-
-FLAG = "tie_word_embeddings"
 
 
 def flag_of(config: Any) -> bool | None:

@@ -13,8 +13,7 @@ from typing import Any
 from torch import nn
 
 from bowline.checkpoint.formats.json_edit import set_flags
-from bowline.families.resolver import FLAGS, resolve, stated_levels
-from bowline.nn.config.live_config import FLAG
+from bowline.families.resolver import FLAG, FLAGS, resolve, stated_levels
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.shared_parameters import find_ties
 from bowline.nn.tree.slots import slots
