@@ -268,3 +268,19 @@ def test_a_model_that_can_do_without_logits_does_while_it_trains() -> None:
     assert asked
     assert all(asked)
     assert model.loss_only is False
+
+
+def test_a_second_run_of_one_trainer_keeps_records_of_its_own() -> None:
+    trainer = Trainer(tiny(**STILL), Counting(), settings(steps=3, log_every=1))
+    first, second = trainer.train(), trainer.train()
+    assert [record["step"] for record in first.history] == [record["step"] for record in second.history] == [1, 2, 3]
+    assert second.loss < first.loss
+
+
+def test_before_its_run_a_trainer_is_at_step_0_and_says_that_there_is_no_optimizer_yet() -> None:
+    trainer = Trainer(tiny(), Counting(), settings(steps=2))
+    assert trainer.step == 0
+    with pytest.raises(UsageError, match=r"has not begun .*call train\(\) first"):
+        _ = trainer.optimizer
+    trainer.train()
+    assert (trainer.step, len(trainer.optimizer.param_groups) > 0) == (2, True)

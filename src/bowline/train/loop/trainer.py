@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -51,6 +51,42 @@ class Result:
     loss: float
     held_out_loss: float | None
     history: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(kw_only=True)
+class RunState:
+    """What one run has and changes, from its first step, or the one that it goes on from, to its last."""
+
+    processes: Processes
+    share: range
+    """The numbers of this process's batches in a step."""
+    optimizer: AdamW
+    checkpoints: Checkpoints | None
+    """`None` where nothing is written: without `out`, and on every process but the first. So is `log`."""
+    log: Log | None = None
+    step: int
+    """The steps that are done."""
+    saved_at: int | None = None
+    """The step of the last checkpoint."""
+    history: list[Record] = field(default_factory=list)
+    pending: list[float] = field(default_factory=list)
+    """Losses since the last record."""
+    before: tuple[float, float, float] | None = None
+    """The first loss of all, the last one, and the last gradient's norm."""
+    unread: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Losses and norms of steps that an accelerator has not been waited for."""
+    split: GradientSplit | None = None
+    """The split of the last step's gradient, where it was measured and not yet recorded."""
+    tokens: int = 0
+    """Tokens since the last record, on all processes."""
+    since: float = 0.0
+    """When the last record was written, by `time.perf_counter`; time spent on checkpoints is added."""
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    """Those that are trained, in the model's order."""
+    compiled: Any = None
+    """What evaluates: the model, or what `torch.compile` made of it."""
+    running: Any = None
+    """What runs a step: `compiled`, or its wrapper for several processes."""
 
 
 class Trainer:
@@ -102,20 +138,24 @@ class Trainer:
         self.out, self.resume = out, resume
         self.log, self.on_step = log, on_step
         self.device = next(model.parameters()).device
-        self.step = 0
         self.groups = decay_groups(model, settings.embedding_rate)
-        self._unread: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Losses and norms of steps that an accelerator has not been waited for."""
-        self._pending: list[float] = []
-        """Losses since the last record."""
-        self._before: tuple[float, float, float] | None = None
-        """The first loss of all, the last one, and the last gradient's norm."""
-        self._history: list[Record] = []
-        self._checkpoints: Checkpoints | None = None
-        self._log: Log | None = None
-        self._saved_at: int | None = None
-        self._split: GradientSplit | None = None
-        self._tokens, self._since = 0, 0.0
+        self._state: RunState | None = None
+
+    @property
+    def step(self) -> int:
+        """The steps that are done."""
+        return 0 if self._state is None else self._state.step
+
+    @property
+    def optimizer(self) -> AdamW:
+        """The optimizer of the run; there is none before `train`."""
+        return self._run.optimizer
+
+    @property
+    def _run(self) -> RunState:
+        if self._state is None:
+            raise UsageError("the trainer has not begun", help="call train() first")
+        return self._state
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -133,59 +173,61 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(kept_memory(self.device))
             stack.enter_context(resources(onednn=False))  # another process might find another library the faster
-            self._begin(stack)
+            run = self._begin(stack)
             interrupt = stack.enter_context(Interrupt())
             stack.enter_context(self._saying_what_is_left())
-            while self.step < self.settings.steps:
-                mine = [(micro, self.batches.at(self.step, micro)) for micro in self._share]
+            while run.step < self.settings.steps:
+                mine = [(micro, self.batches.at(run.step, micro)) for micro in run.share]
                 stop, labelled = self._agree(interrupt, mine)
                 if stop:
                     self._stop(interrupt.seen or "a signal")
-                if self.step == self.settings.untie_at_step:
-                    untie(self.model, self.optimizer)
+                if run.step == self.settings.untie_at_step:
+                    untie(self.model, run.optimizer)
                     self._wrap()
                 self._one_step(mine, labelled)
-                self.step += 1
+                run.step += 1
                 self._after_step()
             return self._result()
 
     def _one_step(self, mine: list[tuple[int, Batch]], labelled: float) -> None:
         """The gradients of this process's batches, averaged over all processes and cut to length; the optimizer."""
+        run = self._run
         settings = self.settings
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate_at(self.step, settings) * group["rate"]
+        for group in run.optimizer.param_groups:
+            group["lr"] = learning_rate_at(run.step, settings) * group["rate"]
         losses = []
         # A gradient of several processes is split by none of them, and a compiled model runs no hooks that come and go.
-        split = self._is_logged(self.step + 1) and not (self.processes.together or settings.compile)
+        split = self._is_logged(run.step + 1) and not (run.processes.together or settings.compile)
         with split_of_gradient(self.model, split) as meter, self._products():
             for at, (micro, batch) in enumerate(mine):
                 share = count_labels(batch) / labelled if labelled else 1 / settings.accumulation
                 self._seed(micro)
                 with nullcontext() if at == len(mine) - 1 else self._without_sync():
                     with self._precision():
-                        loss = loss_of(self._running(**self._moved(batch)))
-                    factor = share * self.processes.count  # the average over processes divides by it
+                        loss = loss_of(run.running(**self._moved(batch)))
+                    factor = share * run.processes.count  # the average over processes divides by it
                     (loss if factor == 1.0 else loss * factor).backward()
                 losses.append(loss.detach() if share == 1.0 else loss.detach() * share)
-            self._split = None if meter is None else meter.read()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+            run.split = None if meter is None else meter.read()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in run.parameters if p.grad is not None])
         if settings.clip and (self.device.type != "cpu" or norm.item() > settings.clip):
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, settings.clip, norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self._unread.append((sum(losses[1:], losses[0]), norm))
-        self._tokens += self.processes.count * sum(count_tokens(batch) for _, batch in mine)
+            torch.nn.utils.clip_grads_with_norm_(run.parameters, settings.clip, norm)
+        run.optimizer.step()
+        run.optimizer.zero_grad(set_to_none=True)
+        run.unread.append((sum(losses[1:], losses[0]), norm))
+        run.tokens += run.processes.count * sum(count_tokens(batch) for _, batch in mine)
 
     def _after_step(self) -> None:
         """Records, evaluations and checkpoints, where they are due."""
-        settings, step = self.settings, self.step
+        run = self._run
+        settings, step = self.settings, run.step
         last = step == settings.steps
         evaluate = last or step % settings.evaluate_every == 0
         save = last or step % settings.save_every == 0
         record = evaluate or self._is_logged(step)
-        if record or save or (self.device.type == "cpu" and self.processes.count == 1):
+        if record or save or (self.device.type == "cpu" and run.processes.count == 1):
             self._read()
-        if self.on_step is not None and self.processes.first:
+        if self.on_step is not None and run.processes.first:
             self.on_step(step)
         if record:
             self._record(evaluate)
@@ -197,24 +239,33 @@ class Trainer:
 
     # --- before the first step ----------------------------------------------------------------------------------------
 
-    def _begin(self, stack: ExitStack) -> None:
+    def _begin(self, stack: ExitStack) -> RunState:
         """Everything that a step needs; from the last checkpoint, where there is one and it is wanted."""
         settings = self.settings
-        self.processes: Processes = stack.enter_context(joined(self.device))
-        self._share = self.processes.share(settings.accumulation)
-        saved = self._saved(stack)
-        self.step = saved.step if saved else 0
+        processes = stack.enter_context(joined(self.device))
+        share = processes.share(settings.accumulation)
+        directory = None if self.out is None else self.out / "checkpoints"
+        checkpoints = None
+        if directory is not None and processes.first:
+            checkpoints = stack.enter_context(Checkpoints(directory, settings.keep))
+        saved = None if directory is None else self._saved(directory)
         self.groups = decay_groups(self.model, settings.embedding_rate)  # also of a model that is untied below
-        self.optimizer: AdamW = adamw(self.groups, settings)
-        if settings.untie_at_step is not None and self.step > settings.untie_at_step:
-            untie(self.model, self.optimizer)
+        run = self._state = RunState(
+            processes=processes,
+            share=share,
+            optimizer=adamw(self.groups, settings),
+            checkpoints=checkpoints,
+            step=saved.step if saved else 0,
+        )
+        if settings.untie_at_step is not None and run.step > settings.untie_at_step:
+            untie(self.model, run.optimizer)
         if saved:
-            saved.restore(self.model, self.optimizer)
-            self._pending, self._before = list(saved.state["pending"]), tuple(saved.state["before"]) or None
-            self._saved_at = saved.step
-        if self.out is not None and self.processes.first:
-            self._log = stack.enter_context(Log(self.out, up_to=self.step))
-            self._history = self._log.history
+            saved.restore(self.model, run.optimizer)
+            run.pending, run.before = list(saved.state["pending"]), tuple(saved.state["before"]) or None
+            run.saved_at = saved.step
+        if self.out is not None and processes.first:
+            run.log = stack.enter_context(Log(self.out, up_to=run.step))
+            run.history = run.log.history
         if settings.activation_checkpointing:
             self._checkpoint_activations(stack)
         model: Any = self.model
@@ -224,15 +275,11 @@ class Trainer:
         self._wrap()
         stack.callback(self._unwrap)
         self.model.train()
-        self._since = time.perf_counter()
+        run.since = time.perf_counter()
         logger.info("%s", self.groups)
+        return run
 
-    def _saved(self, stack: ExitStack) -> Saved | None:
-        if self.out is None:
-            return None
-        directory = self.out / "checkpoints"
-        if self.processes.first:
-            self._checkpoints = stack.enter_context(Checkpoints(directory, self.settings.keep))
+    def _saved(self, directory: Path) -> Saved | None:
         saved = newest(directory)
         if saved is None:
             return None
@@ -258,31 +305,35 @@ class Trainer:
 
     def _wrap(self) -> None:
         """What runs a step and what evaluates, made of the model as it is now; and its parameters, in its own order."""
-        self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self._compiled: Any = torch.compile(self.model) if self.settings.compile else self.model
-        self._running: Any = self._compiled
-        if self.processes.together:
+        run = self._run
+        run.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        run.compiled = torch.compile(self.model) if self.settings.compile else self.model
+        run.running = run.compiled
+        if run.processes.together:
             place = [self.device.index] if self.device.type == "cuda" else None
-            self._running = nn.parallel.DistributedDataParallel(
-                self._compiled, device_ids=place, gradient_as_bucket_view=True
+            run.running = nn.parallel.DistributedDataParallel(
+                run.compiled, device_ids=place, gradient_as_bucket_view=True
             )
 
     def _unwrap(self) -> None:
         """Whoever holds this trainer holds no group of processes by it."""
-        self._running = self._compiled = self.model
+        run = self._run
+        run.running = run.compiled = self.model
 
     # --- within a step ------------------------------------------------------------------------------------------------
 
     def _agree(self, interrupt: Interrupt, mine: list[tuple[int, Batch]]) -> tuple[bool, float]:
         """Whether any process is to stop, and the labels of the whole step (0 where its batches need no weights)."""
+        run = self._run
         several = self.settings.accumulation > 1
         labelled = sum(count_labels(batch) for _, batch in mine) if several else 0
-        stop, total = self.processes.total([interrupt.seen is not None, labelled])
+        stop, total = run.processes.total([interrupt.seen is not None, labelled])
         return stop > 0, total
 
     def _seed(self, micro: int) -> None:
         """Dropout is a function of the seed, the step and the batch, on whichever process."""
-        mixed = mixed_seed(self.settings.seed, self.step, micro)
+        run = self._run
+        mixed = mixed_seed(self.settings.seed, run.step, micro)
         torch.default_generator.manual_seed(mixed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(mixed)
@@ -301,116 +352,124 @@ class Trainer:
         return wide_products(torch.bfloat16, self.device) if wide else nullcontext()
 
     def _without_sync(self) -> AbstractContextManager[Any]:
-        return self._running.no_sync() if self.processes.together else nullcontext()
+        run = self._run
+        return run.running.no_sync() if run.processes.together else nullcontext()
 
     # --- after a step -------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         """Losses and norms since the last time, which an accelerator is waited for; all of them numbers, or the end."""
-        if not self._unread:
+        run = self._run
+        if not run.unread:
             return
-        losses = self.processes.total(torch.stack([loss for loss, _ in self._unread]).double().tolist())
-        norms = torch.stack([norm for _, norm in self._unread]).tolist()
-        self._unread.clear()
-        begin = self.step - len(losses) + 1
-        for step, loss, norm in zip(range(begin, self.step + 1), losses, norms, strict=True):
+        losses = run.processes.total(torch.stack([loss for loss, _ in run.unread]).double().tolist())
+        norms = torch.stack([norm for _, norm in run.unread]).tolist()
+        run.unread.clear()
+        begin = run.step - len(losses) + 1
+        for step, loss, norm in zip(range(begin, run.step + 1), losses, norms, strict=True):
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 seen = {"loss": loss, "gradient's norm": norm}
-                raise diverged(self.model, step, seen, self._before, self._kept())
-            self._pending.append(loss)
-            self._before = (self._before[0] if self._before else loss, loss, norm)
+                raise diverged(self.model, step, seen, run.before, self._kept())
+            run.pending.append(loss)
+            run.before = (run.before[0] if run.before else loss, loss, norm)
 
     def _record(self, evaluate: bool) -> None:
-        seconds = time.perf_counter() - self._since
+        run = self._run
+        seconds = time.perf_counter() - run.since
         record: Record = {
-            "step": self.step,
-            "loss": math.fsum(self._pending) / len(self._pending),
-            "lr": learning_rate_at(self.step - 1, self.settings),
-            "tokens_per_second": round(self._tokens / seconds, 1),
-            "gradient_norm": self._before[2] if self._before else None,
+            "step": run.step,
+            "loss": math.fsum(run.pending) / len(run.pending),
+            "lr": learning_rate_at(run.step - 1, self.settings),
+            "tokens_per_second": round(run.tokens / seconds, 1),
+            "gradient_norm": run.before[2] if run.before else None,
         }
         if evaluate:
             held_out = self._evaluate()
             if held_out is not None:
                 if not math.isfinite(held_out):
-                    raise diverged(self.model, self.step, {"held-out loss": held_out}, self._before, self._kept())
+                    raise diverged(self.model, run.step, {"held-out loss": held_out}, run.before, self._kept())
                 record["held_out_loss"] = held_out
                 record["perplexity"] = math.exp(min(held_out, 700.0))
         record["memory_mb"] = round(peak_memory(self.device), 1)
         record["tie"] = tie_state(self.model)
-        if self._split is not None:
-            record["gradient_split"] = dataclasses.asdict(self._split)
-            self._split = None
-        if self.step == 1:
+        if run.split is not None:
+            record["gradient_split"] = dataclasses.asdict(run.split)
+            run.split = None
+        if run.step == 1:
             record["groups"] = str(self.groups)
-        self._pending.clear()
-        if self._log is not None:
-            self._log.write(record)
+        run.pending.clear()
+        if run.log is not None:
+            run.log.write(record)
         else:
-            self._history.append(record)
-        if self.log is not None and self.processes.first:
+            run.history.append(record)
+        if self.log is not None and run.processes.first:
             self.log(record)
-        self._tokens, self._since = 0, time.perf_counter()
+        run.tokens, run.since = 0, time.perf_counter()
 
     @torch.no_grad()
     def _evaluate(self) -> float | None:
         """The mean loss of a held-out label, each process reading its share; None where nothing is held out."""
+        run = self._run
         self.model.eval()
         total: float = 0
         count: float = 0
         for at, batch in enumerate(self.batches.held_out()):
-            if at % self.processes.count != self.processes.rank:
+            if at % run.processes.count != run.processes.rank:
                 continue
             labels = count_labels(batch)
             with self._precision(), self._products():
-                loss = loss_of(self._compiled(**self._moved(batch)))
+                loss = loss_of(run.compiled(**self._moved(batch)))
             total, count = total + float(loss) * labels, count + labels
         self.model.train()
-        total, count = self.processes.total([total, count])
+        total, count = run.processes.total([total, count])
         return total / count if count else None
 
     def _save(self) -> None:
         """A checkpoint, if it is wanted and not there already."""
-        if self._checkpoints is None or self._log is None or self._saved_at == self.step:
+        run = self._run
+        if run.checkpoints is None or run.log is None or run.saved_at == run.step:
             return
         began = time.perf_counter()
         state = {
             "format": 1,
-            "step": self.step,
+            "step": run.step,
             "settings": self.settings.to_dict(),
-            "pending": self._pending,
-            "before": self._before or [],
+            "pending": run.pending,
+            "before": run.before or [],
             "torch": torch.__version__,
         }
-        self._log.synchronise()
-        self._checkpoints.save(self.model, self.optimizer, state)
-        self._saved_at = self.step
-        self._since += time.perf_counter() - began
+        run.log.synchronise()
+        run.checkpoints.save(self.model, run.optimizer, state)
+        run.saved_at = run.step
+        run.since += time.perf_counter() - began
 
     @contextmanager
     def _saying_what_is_left(self) -> Iterator[None]:
         """A full disk ends the run with the step, and what there is to go on from."""
+        run = self._run
         try:
             yield
         except CheckpointError as error:
-            raise type(error)(f"step {self.step}: {error.message}; {self._kept()}", help=error.help) from error
+            raise type(error)(f"step {run.step}: {error.message}; {self._kept()}", help=error.help) from error
 
     def _kept(self) -> str:
         steps = [] if self.out is None else steps_in(self.out / "checkpoints")
         return f"the checkpoint of step {steps[-1]} is whole" if steps else "there is no checkpoint"
 
     def _stop(self, by: str) -> NoReturn:
+        run = self._run
         self._read()
         self._save()
-        self.processes.total([0.0])  # nobody leaves before it is written: torchrun ends the others then
+        run.processes.total([0.0])  # nobody leaves before it is written: torchrun ends the others then
         there = f"{self._kept()}, and a resumed run goes on from it" if self.out is not None else "nothing is saved"
-        raise KeyboardInterrupt(f"ended by {by} after step {self.step}: {there}")
+        raise KeyboardInterrupt(f"ended by {by} after step {run.step}: {there}")
 
     def _result(self) -> Result:
-        held_out = [record["held_out_loss"] for record in self._history if "held_out_loss" in record]
+        run = self._run
+        held_out = [record["held_out_loss"] for record in run.history if "held_out_loss" in record]
         return Result(
-            step=self.step,
-            loss=self._history[-1].get("loss", math.nan) if self._history else math.nan,
+            step=run.step,
+            loss=run.history[-1].get("loss", math.nan) if run.history else math.nan,
             held_out_loss=held_out[-1] if held_out else None,
-            history=tuple(self._history),
+            history=tuple(run.history),
         )
