@@ -53,14 +53,14 @@ def own_multipliers(model: nn.Module, found: Found) -> Multipliers:
         shape = Architecture.of(config)
         embed, logit = shape.embed_scale, shape.logit_scale
     except BowlineError:
-        embed = _of_table(found) or _number(config, "embedding_multiplier") or 1.0
+        embed = _table_multiplier(found) or _number(config, "embedding_multiplier") or 1.0
         if embed == 1.0 and str(getattr(config, "model_type", "")).startswith("gemma"):
             embed = math.sqrt(config.hidden_size)  # type: ignore[union-attr]  # in its forward, in transformers 4
         logit = (_number(config, "logit_scale") or 1.0) / (_number(config, "logits_scaling") or 1.0)
     return Multipliers(embed if found.table else None, logit if found.tied is not None else None)
 
 
-def _of_table(found: Found) -> float | None:
+def _table_multiplier(found: Found) -> float | None:
     """The factor that a table applies itself, as BART's and Gemma's do."""
     module = found.holders[found.table][0].module if found.table else None
     return _number(module, "scalar_embed_scale") or _number(module, "embed_scale")

@@ -76,12 +76,12 @@ def survey(model: nn.Module, roles: Roles | None = None) -> Found:
     holders = _holders(model, known)
     if not isinstance(roles, Mapping | None):
         raise UsageError(f"roles={roles!r:.60}: expected {{name or pattern: Role}}")
-    told = _told(holders, roles or {})
+    given = _given_roles(holders, roles or {})
     ends = _Ends(model, holders)
     found: dict[str, Role | Fused] = {}
     lost: list[str] = []
     for name, held in holders.items():
-        role = told.get(name) or ends.role(name) or _role(model, held, ends)
+        role = given.get(name) or ends.role(name) or _role(model, held, ends)
         if role is None:
             lost.append(name)
         else:
@@ -131,8 +131,8 @@ def _holders(model: nn.Module, known: Mapping[str, Slot]) -> dict[str, list[Slot
     return holders
 
 
-def _told(holders: Mapping[str, list[Slot]], roles: Roles) -> dict[str, Role | Fused]:
-    told: dict[str, Role | Fused] = {}
+def _given_roles(holders: Mapping[str, list[Slot]], roles: Roles) -> dict[str, Role | Fused]:
+    given: dict[str, Role | Fused] = {}
     for pattern, role in roles.items():
         if not isinstance(pattern, str):
             raise UsageError(f"roles[{pattern!r:.60}]: expected the name of a parameter, or a pattern")
@@ -145,8 +145,8 @@ def _told(holders: Mapping[str, list[Slot]], roles: Roles) -> dict[str, Role | F
         matched = [name for name, held in holders.items() if any(fnmatchcase(slot.name, pattern) for slot in held)]
         if not matched:
             raise UsageError(f"roles[{pattern!r}]: no parameter has such a name", help="find_roles(model) lists them")
-        told |= dict.fromkeys(matched, meant)
-    return told
+        given |= dict.fromkeys(matched, meant)
+    return given
 
 
 class _Ends:
@@ -244,10 +244,10 @@ def _role(model: nn.Module, held: list[Slot], ends: _Ends) -> Role | Fused | Non
     """The roles by class of the holder, or by name, for each slot of a tensor in turn."""
     if _is_table(held):
         return _table_role(held)
-    return next((role for slot in held for role in _of_slot(model, slot) if role is not None), None)
+    return next((role for slot in held for role in _slot_roles(model, slot) if role is not None), None)
 
 
-def _of_slot(model: nn.Module, slot: Slot) -> Iterator[Role | Fused | None]:
+def _slot_roles(model: nn.Module, slot: Slot) -> Iterator[Role | Fused | None]:
     tensor, module, attribute, parts = slot.tensor, slot.module, slot.attribute, _parts(slot)
     if tensor.ndim == 1:
         if is_norm(parts[-1], module):

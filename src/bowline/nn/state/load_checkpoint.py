@@ -19,7 +19,7 @@ from bowline.nn.state.garbage_collection import without_collections
 from bowline.nn.state.load_inventory import survey
 from bowline.nn.state.load_state import LoadReport, load_into
 from bowline.nn.state.mapped_tensors import stored_tensor
-from bowline.nn.state.tensor_names import conversions_kept, is_transformers_model, to_live, unwrapped
+from bowline.nn.state.tensor_names import is_transformers_model, restored_conversions, to_live, unwrapped
 from bowline.nn.state.tie_conflicts import OnConflict
 from bowline.nn.ties.tensor_comparison import is_plain
 from bowline.nn.tree.slots import Slot, slots
@@ -80,7 +80,7 @@ def load_checkpoint(
         disjoint = all(file.endswith(".safetensors") for file in checkpoint.weight_files)  # checked in the header
     before = survey(model)
     optional = _optional(model)
-    with conversions_kept(model):
+    with restored_conversions(model):
         state = to_live(model, before.state, stored)
         dtypes = {name: held.dtype for name, held in before.tensors.items() if _may_take(held, before.plain)}
         taking = set(dtypes)

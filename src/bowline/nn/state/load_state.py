@@ -129,14 +129,14 @@ def load_into(
     if not disjoint:
         taken = _apart(taken)
     if seen.own_rules or not seen.plain:
-        with _parameters_kept(known), _without_swaps():
+        with _same_parameters(known), _without_swaps():
             for part, taking in ((copied, False), (taken, True)):
                 if part:
                     model.load_state_dict(_clean(part, state), strict=False, assign=taking)
     else:
         _put(known, {name: value for name, value in copied.items() if name in expected}, taking=False)
         _put(known, {name: value for name, value in taken.items() if name in expected}, taking=True)
-    tied = _hang_together(known, resolution)
+    tied = _share(known, resolution)
     if new:
         tell_transformers(model)
     return LoadReport(missing=missing, unexpected=unexpected, tied=tied, untied=resolution.apart)
@@ -268,7 +268,7 @@ def _without_swaps() -> Iterator[None]:
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
-class _parameters_kept:  # noqa: N801 - reads as what it does
+class _same_parameters:  # noqa: N801 - reads as what it does
     """After an assignment, moves each new `Parameter`'s memory to the old object, so that optimizers and ties stay."""
 
     def __init__(self, known: Mapping[str, Slot]) -> None:
@@ -302,7 +302,7 @@ def _take(old: nn.Parameter, new: torch.Tensor) -> torch.Tensor:
     return old
 
 
-def _hang_together(known: Mapping[str, Slot], resolution: Resolution) -> tuple[Tie, ...]:
+def _share(known: Mapping[str, Slot], resolution: Resolution) -> tuple[Tie, ...]:
     """Puts each source at the other names of its ties."""
     tied = []
     for source, names in resolution.names.items():

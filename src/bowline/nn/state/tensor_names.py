@@ -18,13 +18,13 @@ from torch import nn
 
 from bowline.nn.tree.slots import expect_module
 
-__all__ = ["conversions_kept", "is_transformers_model", "to_disk", "to_live", "unwrapped"]
+__all__ = ["restored_conversions", "is_transformers_model", "to_disk", "to_live", "unwrapped"]
 
 State = dict[str, torch.Tensor]
 
 
 def is_transformers_model(model: nn.Module) -> bool:
-    """Whether it is a `PreTrainedModel`, without importing transformers to ask."""
+    """Whether the model is a `PreTrainedModel`, without importing transformers to find out."""
     module = sys.modules.get("transformers.modeling_utils")
     return module is not None and isinstance(model, module.PreTrainedModel)
 
@@ -42,7 +42,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def conversions_kept(model: nn.Module) -> Iterator[None]:
+def restored_conversions(model: nn.Module) -> Iterator[None]:
     """Restores the translations that `to_live` records for later saves, if a load fails."""
     before = model.__dict__.get("_weight_conversions")
     try:
