@@ -69,7 +69,7 @@ class Step:
     outputs: Tensors
 
     def with_zeros_of(self, other: Step) -> Step:
-        """This step plus the zero gradients of `other`, which a graph gives to parameters that its loss does not use."""
+        """This step plus the zero gradients of `other`; a graph gives them to parameters that its loss does not use."""
         zeros = {name: one for name, one in other.gradients.items() if not one.any()}
         return replace(self, gradients=zeros | self.gradients)
 
@@ -135,7 +135,7 @@ def run_class(name: str, compiled: bool = False) -> Result:
     try:
         cls = load_class(name)
         model = build(cls)
-    except Exception as error:  # whatever a model class raises is the reason why it is not run
+    except Exception as error:  # any error of a model class is recorded as the reason
         return Result(name, "no head", one_line(error))
     if not has_head(model) or "labels" not in inspect.signature(model.forward).parameters:
         return Result(name, "no head")
@@ -194,7 +194,7 @@ def has_head(model: Any) -> bool:
 def plain_step(model: Any) -> tuple[dict[str, torch.Tensor], Step]:
     """A step of the unchanged model, with some labels ignored if it can; made twice, since it must be reproducible."""
     for config in (model.config, model.config.get_text_config(decoder=True)):
-        for special in ("pad_token_id", "decoder_start_token_id"):  # where labels are shifted
+        for special in ("pad_token_id", "decoder_start_token_id"):  # needed where labels are shifted
             if getattr(config, special, None) is None:
                 setattr(config, special, 0)
     inputs = inputs_of(model, ignoring=True)
@@ -237,7 +237,7 @@ def main() -> int:
     for at, name in enumerate(names, 1):
         try:
             result = run_class(name, arguments.compiled)
-        except Exception as error:  # with use_tied_loss, and not without
+        except Exception as error:  # an error with use_tied_loss that did not occur without it
             result = Result(name, "DIFFERS", one_line(error))
         results.append(result)
         if arguments.classes or result.kind == "DIFFERS" or at % 50 == 0:

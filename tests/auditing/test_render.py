@@ -1,4 +1,4 @@
-"""JSON that its published schema describes, SARIF that code hosts take, text that a hostile name cannot break."""
+"""Reports: JSON follows its published schema, code hosts accept the SARIF, and hostile names cannot break the text."""
 
 from __future__ import annotations
 
@@ -381,7 +381,7 @@ def test_nothing_found_is_said_for_all_checkpoints_together(tmp_path: Path) -> N
 def test_without_values_the_text_says_that_they_were_not_read(tmp_path: Path) -> None:
     text = render("full", report(tmp_path, "diverged", values=False))
     assert "not compared" in text
-    assert "unknown  hangs on what was not read" in text
+    assert "unknown  depends on data that was not read" in text
 
 
 @pytest.mark.parametrize(

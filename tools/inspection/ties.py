@@ -92,7 +92,7 @@ def owned_by_target(cls: type[Any], content: Json, pairs: Iterable[Pair]) -> set
         (target, source)
         for target, source in pairs
         if {target, source} <= before.keys()
-        and before[target] is not before[source]  # one module under two names has nothing to decide
+        and before[target] is not before[source]  # for one module under two names there is nothing to decide
         and after[target] is before[target]
         and after[source] is before[target]
     }

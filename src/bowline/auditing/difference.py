@@ -96,7 +96,7 @@ def _samples(
     chosen = where[np.linspace(0, len(where) - 1, min(SAMPLE_ROWS, len(where))).astype(np.int64)]
     left, right = (
         np.stack(
-            [  # a copy of the columns that are looked at: a view would hold on to the whole row
+            [  # a copy of the used columns: a view would keep the whole row in memory
                 checkpoint.rows(tensor.name, row, row + 1)[0, :SAMPLE_COLUMNS].astype(np.float64)
                 for row in map(int, chosen)
             ]

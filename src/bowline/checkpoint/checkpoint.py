@@ -70,7 +70,7 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
 
         try:
             repository = HubRepository.open_repository(name)
-        except BowlineError as error:  # a path that was mistyped looks like a name on the Hub
+        except BowlineError as error:  # a mistyped path can look like a name on the Hub
             raise type(error)(f"{error.message}; and there is no such path here", help=error.help) from None
         return Checkpoint(repository)
     raise NoCheckpointError(
@@ -134,7 +134,7 @@ class Checkpoint(Closing):
             return None, (
                 Lint(
                     kind=LintKind.CONFIG_MISSING,
-                    message=f"no {CONFIG} beside the weights; names and shapes are all there is to go by",
+                    message=f"no {CONFIG} beside the weights; the audit has only names and shapes to go by",
                 ),
             )
         try:

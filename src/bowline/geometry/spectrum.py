@@ -194,7 +194,7 @@ def _log_partition(rows: Rows) -> Floats:
 
 def _coordinates(rows: Rows, eigenvalues: Floats, vectors: Array) -> Iterator[Array]:
     """c . e_i for every eigenvector c, in blocks of rows."""
-    if rows.wide:  # of E E^T, whose eigenvectors times the singular values are the coordinates themselves
+    if rows.wide:  # for E E^T, the eigenvectors times the singular values are the coordinates themselves
         yield np.ldexp(vectors * np.sqrt(eigenvalues), rows.exponent)
         return
     narrow = vectors.astype(np.float32)

@@ -61,7 +61,7 @@ class Rows:
             self._kept = usable_rows(array)
             array = array[self._kept]
             largest = largest_entry(array)
-        # Entries far from 1 are brought there by a power of two, so that no square overflows or vanishes.
+        # A power of two scales entries far from 1 to about 1, so that no square overflows or vanishes.
         near_one = largest == 0 or 2.0**-20 < largest < 2.0**20
         self.exponent = 0 if near_one else math.frexp(largest)[1]
         self.array: Array = array if near_one else np.ldexp(array, -self.exponent)

@@ -52,7 +52,7 @@ def _checkpoint(report: AuditReport) -> Iterator[str]:
         for loader, targets in evidence.outcomes.items():
             outcome = targets.get(tie.tie.target)
             fate, reason = (
-                (outcome.fate.value, outcome.reason) if outcome else ("unknown", "hangs on what was not read")
+                (outcome.fate.value, outcome.reason) if outcome else ("unknown", "depends on data that was not read")
             )
             yield f"    {loader:<15} {fate:<8} {reason}"
     if evidence.padding:

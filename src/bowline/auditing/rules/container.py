@@ -116,7 +116,7 @@ def shard_missing(evidence: Evidence) -> Iterator[Observation]:
 
     What: a file in `weight_map` is missing.
 
-    Why it hurts: loaders refuse the checkpoint. The rest of this report does not cover the tensors of that shard.
+    Why it hurts: loaders refuse the checkpoint. The other findings do not take that shard into account.
 
     Example: an interrupted download.
 
@@ -131,7 +131,7 @@ def shard_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     What: one of several files is truncated, has a malformed header, or cannot be opened.
 
-    Why it hurts: loaders refuse the checkpoint. The rest of this report does not cover the tensors of that shard.
+    Why it hurts: loaders refuse the checkpoint. The other findings do not take that shard into account.
 
     Example: a download that stopped half way.
 
@@ -229,7 +229,7 @@ def odd_bool(evidence: Evidence) -> Iterator[Observation]:
 def nested_tensors(evidence: Evidence) -> Iterator[Observation]:
     """The saved dictionary holds the tensors in a nested dictionary.
 
-    What: `pytorch_model.bin` holds `{"state_dict": {...}}` or the like. The rest of this report is about the nested
+    What: `pytorch_model.bin` holds `{"state_dict": {...}}` or the like. The other findings are about the nested
     tensors.
 
     Why it hurts: loaders expect the tensors at the top level. transformers 4 finds no name that it knows and draws

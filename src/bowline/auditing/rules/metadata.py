@@ -15,7 +15,7 @@ def config_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     What: it is not JSON, or not an object.
 
-    Why it hurts: no loader can build the model. This report is inferred from names and shapes.
+    Why it hurts: no loader can build the model. The other findings are inferred from names and shapes.
 
     Example: a trailing comma from an edit by hand.
 
@@ -30,7 +30,7 @@ def config_malformed(evidence: Evidence) -> Iterator[Observation]:
 def config_missing(evidence: Evidence) -> Iterator[Observation]:
     """The weights have no `config.json` beside them.
 
-    What: this report is based on names and shapes alone.
+    What: without a config the findings are based on names and shapes alone.
 
     Why it hurts: nothing says whether the model is tied; every loader needs the config.
 

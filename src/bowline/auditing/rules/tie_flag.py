@@ -275,8 +275,8 @@ def bias_diverged(evidence: Evidence) -> Iterator[Observation]:
     """The two names of an output bias hold different values.
 
     What: a head has one output bias under two names, in BERT `cls.predictions.bias` and
-    `cls.predictions.decoder.bias`. The file holds both and they differ. Also, a version of transformers computes with
-    the bias that is not the decoder's, or the config says tied.
+    `cls.predictions.decoder.bias`. The file holds both and they differ. It is reported if a version of transformers
+    computes with the bias that is not the decoder's, or if the config says tied.
 
     Why it hurts: transformers 5 keeps the two apart and computes with the decoder's. transformers 4 makes them one,
     in BERT and most others from `cls.predictions.bias`: different logits from the same file. In RoBERTa and ALBERT it

@@ -63,7 +63,7 @@ def _members(text: str, start: int) -> Iterator[tuple[str, tuple[int, int]]]:
     at = _skip(text, start + 1)
     while text[at] != "}":
         key, at = scanstring(text, at + 1, True)
-        begin = _skip(text, _skip(text, at) + 1)  # over the colon
+        begin = _skip(text, _skip(text, at) + 1)  # past the colon
         _, end = _DECODER.raw_decode(text, begin)
         yield key, (begin, end)
         at = _skip(text, end)

@@ -105,7 +105,7 @@ class _Machine:
         for count in range(MOST_OPCODES):
             try:
                 opcode, argument, position = next(operations)
-            except ValueError as error:  # cut off, a length past the end, an unknown opcode, text that is none
+            except ValueError as error:  # cut off, a length past the end, an unknown opcode, invalid text
                 raise self._malformed(f"opcode {count}: {shown(str(error))}") from error
             ahead = len(data) - (position or 0)
             if opcode.name == "FRAME" and isinstance(argument, int) and argument > ahead - _FRAME_BYTES:
@@ -140,7 +140,7 @@ class _Machine:
                 stack.append(argument)
             case "BINFLOAT":
                 stack.append(argument)
-            case "SHORT_BINSTRING" | "BINSTRING" if isinstance(argument, str):  # what Python 2 wrote for text
+            case "SHORT_BINSTRING" | "BINSTRING" if isinstance(argument, str):  # text written by Python 2
                 if not argument.isascii():
                     raise self._malformed(f"the bytes {shown(argument)} in place of text, expected ASCII")
                 stack.append(argument)
@@ -195,7 +195,7 @@ class _Machine:
                 if argument not in (1, 2, 3, 4, 5):
                     raise self._malformed(f"protocol {argument}, expected 1 to 5")
             case "FRAME":
-                pass  # how much to read ahead; `run` has looked at it, and the opcodes within are the same
+                pass  # a length to read ahead, which `run` has checked; the opcodes inside need nothing else
             case "INST" if isinstance(argument, str):
                 raise self._unsafe(f"for {shown(argument.replace(' ', '.', 1))} (opcode INST)")
             case "EXT1" | "EXT2" | "EXT4":

@@ -113,7 +113,7 @@ _ALLOWED = (
     *(Name(f"torch.{name}", "dtype", dtype, BITS[dtype] // 8) for name, dtype in _DTYPES.items()),
     *(Name(f"torch.{name}Storage", "storage", dtype, BITS[dtype] // 8) for name, dtype in _STORAGES.items()),
     *(Name(path, "storage", "U8") for path in WITHOUT_DTYPE),  # torch reads these as bytes, too
-    Name("torch.complex128", "dtype", None, 16),  # known, so that a file that has one and uses it nowhere is read
+    Name("torch.complex128", "dtype", None, 16),  # allowed, so that a file that only mentions it can be read
     Name("torch.complex32", "dtype", None, 4),
     Name("torch.ComplexDoubleStorage", "storage", None, 16),
 )

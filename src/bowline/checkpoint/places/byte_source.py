@@ -77,7 +77,7 @@ class LocalFile(ByteSource):
         self.name = name if name is not None else self.path.name
         self._fd = -1
         try:
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block us
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a FIFO must not block
             status = os.fstat(self._fd)
         except OSError as error:
             raise self._unreadable(error) from error

@@ -45,7 +45,7 @@ class Client:
             failure = dataclasses.replace(failure, said=self._secret.struck_from(failure.said))
             if not failure.passing:
                 return failure
-            # A Hub that never answered is most likely a missing network: say so soon.
+            # If the Hub never answered, the network is most likely missing: fail soon.
             most = patience.attempts if self._answered else min(patience.attempts, 2)
             if attempt >= most:
                 return dataclasses.replace(failure, said=f"{failure.said} (attempts: {attempt})")
@@ -63,7 +63,7 @@ class Client:
             connection = Connection(self.endpoint, self._secret, self._patience, self._certificates)
         try:
             yield connection
-        except BaseException:  # interrupted: who knows what is still under way
+        except BaseException:  # interrupted: an answer may still be under way
             connection.close()
             raise
         self._idle.append(connection)
