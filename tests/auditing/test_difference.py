@@ -1,4 +1,4 @@
-"""Why two tables that should be one are not: what was done to one of them is what it is said to look like."""
+"""The likely cause that is reported for a difference between two tables is the change that was made."""
 
 from __future__ import annotations
 

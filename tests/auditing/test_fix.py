@@ -1,4 +1,4 @@
-"""`--fix` makes `config.json` say what the bytes hold, at every level that speaks of them, and nothing else."""
+"""`--fix` sets the flag in `config.json` to what the tensors show, at every level that states it, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit of a real trained checkpoint, held against what is known of it."""
+"""The audit of a real trained checkpoint, compared with known facts about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each loader makes of a tie. transformers 5's table is the one in the facts, row by row."""
+"""The predicted outcome of a tie in each loader. transformers 5's table is that of the facts, row by row."""
 
 from __future__ import annotations
 

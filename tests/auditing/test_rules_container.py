@@ -1,4 +1,4 @@
-"""BW301 to BW314: files that contradict each other. Each code with the smallest directory that has it."""
+"""BW301 to BW314, files that contradict each other: each code with the smallest directory that shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BW101 to BW113: the flag against the bytes. Each code with the smallest checkpoint that has it, and a near miss."""
+"""BW101 to BW113, the flag compared with the tensors: each code with the smallest checkpoint, and a near miss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BW405: a checkpoint that was never trained, held against the recipes of its family."""
+"""BW405: an untrained checkpoint, compared with the recipes of its family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BW401 to BW404: what was known of the model at all. And of every rule: a page, a test, a near miss."""
+"""BW401 to BW404, unreadable or unknown parts of a model; and every rule has a page, a test and a near miss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BW114: a flag that is neither true nor false, and whom that stops."""
+"""BW114: a flag that is neither true nor false, and the loaders that refuse it."""
 
 from __future__ import annotations
 

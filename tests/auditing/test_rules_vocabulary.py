@@ -1,4 +1,4 @@
-"""BW201 to BW209: rows against ids, and rows that are not what a row should be. Each with a near miss."""
+"""BW201 to BW209, rows that do not match the ids or have odd values: each code with a near miss."""
 
 from __future__ import annotations
 

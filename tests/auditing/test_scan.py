@@ -1,4 +1,4 @@
-"""What one pass says of a table's rows, against the same facts from decoded values, whatever the blocks and threads."""
+"""The row scan agrees with decoded values for any number of blocks and threads."""
 
 from __future__ import annotations
 

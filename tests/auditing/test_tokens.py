@@ -1,4 +1,4 @@
-"""The ids that a tokenizer can produce, from whichever of its files are there."""
+"""The ids that a tokenizer can produce, read from any of its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the padding row is, which rows were never trained, and whether a table was trained at all."""
+"""The class of the padding row, never-trained rows, and untrained tables."""
 
 from __future__ import annotations
 

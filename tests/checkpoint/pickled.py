@@ -1,4 +1,4 @@
-"""The bytes that `torch.save` writes, built by hand so that every lie can be told, and a reader that is watched."""
+"""The bytes that `torch.save` writes, built by hand so that any field can be wrong, and a reader that is watched."""
 
 from __future__ import annotations
 

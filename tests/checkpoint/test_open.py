@@ -1,4 +1,4 @@
-"""`open_checkpoint`: what a place can be, and the values that come out of it."""
+"""`open_checkpoint`: the places that it accepts, and the values that it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files hold the model, what one mapping is made of them, and what is said of everything beside them."""
+"""The choice of the files that hold the model, their merging into one mapping, and the lints about other files."""
 
 from __future__ import annotations
 

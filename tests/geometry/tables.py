@@ -1,4 +1,4 @@
-"""Tables to draw, tables to make, and the figures that do not hang on scale."""
+"""Tables for the tests, drawn or constructed, and the figures that do not depend on scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every diagnostic against its definition written out over V x V."""
+"""Every diagnostic agrees with its definition, written out over V x V."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IsoScore against the seven steps of its paper, and what makes it 0, 1 or nothing."""
+"""IsoScore agrees with the seven steps of its paper; tables for which it is 0, 1 or None."""
 
 from __future__ import annotations
 

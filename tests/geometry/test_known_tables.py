@@ -1,4 +1,4 @@
-"""Tables whose figures are known, and what scale, order and dtype do to them."""
+"""Tables with known figures, and the effect of scale, order and dtype."""
 
 from __future__ import annotations
 

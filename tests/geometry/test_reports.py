@@ -1,4 +1,4 @@
-"""Reports, of a whole table and of a sample."""
+"""Reports on a whole table and on a sample."""
 
 from __future__ import annotations
 

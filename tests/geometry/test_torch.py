@@ -1,4 +1,4 @@
-"""A torch tensor gives what the same numbers give in numpy; one without plain values is refused by name."""
+"""A torch tensor gives the same figures as a numpy array; a tensor without plain values is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that cannot be used, tables with nothing in them, and what is no table."""
+"""Unusable rows, empty tables, and inputs that are not tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributions and scales: what is said of a draw is what sampling finds."""
+"""The stated moments of distributions and scales agree with sampling."""
 
 from __future__ import annotations
 

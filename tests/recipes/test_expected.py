@@ -1,4 +1,4 @@
-"""The predicted first loss, beside what was measured on real shapes; what a config says of a model's signal."""
+"""The predicted first loss compared with measurements on real shapes, and the signal that a config implies."""
 
 from __future__ import annotations
 

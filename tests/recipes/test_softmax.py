@@ -1,4 +1,4 @@
-"""The log of a softmax's denominator: against sums that are drawn, its two limits, and bounds that always hold."""
+"""The log of a softmax's denominator, compared with drawn sums, its two limits, and bounds that always hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a config may not say, and logits that are wider than any sum over them: told at once, or answered at once."""
+"""Invalid sizes in a config, and extremely wide logits: each gives an error or an answer at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replacing one small file: all or nothing, and the old bytes kept."""
+"""A small file is replaced atomically, and the old bytes are kept."""
 
 from __future__ import annotations
 

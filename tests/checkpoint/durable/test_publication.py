@@ -1,4 +1,4 @@
-"""Publishing a directory: the old one whole or the new one whole, with what belongs to neither carried over."""
+"""A directory is published atomically, and files that are not replaced are carried over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors as a model's files: those that safetensors, huggingface_hub and transformers write, without a copy."""
+"""Shards are the files that safetensors, huggingface_hub and transformers write, without copying tensors."""
 
 from __future__ import annotations
 

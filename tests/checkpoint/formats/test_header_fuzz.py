@@ -1,4 +1,4 @@
-"""Bowline's header reader and safetensors agree on files that nobody thought of."""
+"""Bowline's header reader and safetensors agree on random files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pytorch_model.bin` is read as torch saved it, without torch, and each extent is held against the bytes."""
+"""`pytorch_model.bin` is read as torch saved it, without torch, and each extent is checked against the bytes."""
 
 from __future__ import annotations
 

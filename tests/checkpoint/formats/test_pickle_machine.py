@@ -1,4 +1,4 @@
-"""Nothing that a pickle says is executed, and nothing that it says of itself is believed."""
+"""A pickle is never executed, and its claims about itself are not trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An archive is read one way or not at all, and by ranges."""
+"""An archive is read by ranges, and refused if readers could understand it differently."""
 
 from __future__ import annotations
 

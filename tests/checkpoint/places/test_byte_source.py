@@ -1,4 +1,4 @@
-"""Bytes come in exact ranges or not at all, whatever the disk does."""
+"""Reads give exact ranges or an error, whatever the disk does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A directory: what lies in it is opened, what only seems to is not."""
+"""A directory opens the files inside it, and refuses names and links that lead out of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the Hub share: what lies there, how it misbehaves, and what an error must not show."""
+"""Helpers for the tests of the Hub: its files, its faults, and secrets that an error must not show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Hub on the loopback interface, and nothing of this machine's login, proxies and waits."""
+"""A Hub on the loopback interface, without this machine's login, proxies and waits."""
 
 from __future__ import annotations
 

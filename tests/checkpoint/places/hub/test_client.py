@@ -1,4 +1,4 @@
-"""A failure that may pass is asked for again, as often and as late as is sensible."""
+"""A request with a temporary failure is repeated, with limits on number and delay."""
 
 from __future__ import annotations
 

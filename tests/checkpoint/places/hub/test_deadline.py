@@ -1,4 +1,4 @@
-"""A server that drips is left when its time is up."""
+"""A request to a slow server ends at its deadline."""
 
 from __future__ import annotations
 

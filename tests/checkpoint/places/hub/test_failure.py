@@ -1,4 +1,4 @@
-"""A Hub that says no, or says nothing: what the error says."""
+"""The errors for a Hub that refuses or does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a repository holds comes in one request, in full, or is refused."""
+"""A repository is listed with one request, and an incomplete listing is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no name is refused before any request."""
+"""Invalid names are refused before any request."""
 
 from __future__ import annotations
 

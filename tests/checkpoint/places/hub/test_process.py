@@ -1,4 +1,4 @@
-"""The Hub from a process of its own: nothing is written, and nothing is imported too soon."""
+"""Reading from the Hub in a separate process writes nothing and imports nothing too early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a redirect may lead."""
+"""The allowed targets of redirects."""
 
 from __future__ import annotations
 

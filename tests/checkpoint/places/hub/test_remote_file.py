@@ -1,4 +1,4 @@
-"""Of a file, the exact ranges that are asked for are transferred, and no more."""
+"""Only the requested ranges of a file are transferred."""
 
 from __future__ import annotations
 
