@@ -26,12 +26,12 @@ from torch.utils.weak import TensorWeakRef
 from bowline.functional.kernels.function_transforms import in_torch_func, is_batched
 from bowline.functional.kernels.row_sums import add_rows, summed_rows
 
-__all__ = ["Rows", "head_weight", "leave_rows", "meeting"]
+__all__ = ["LookupRows", "head_weight", "leave_rows", "meeting"]
 
 SLOT = "bowline.meeting"
 
 
-class Rows(NamedTuple):
+class LookupRows(NamedTuple):
     """The gradient (N, D) of looked-up rows, and their ids (N,); rows at padding_idx (-1: none) count as 0."""
 
     ids: torch.Tensor
@@ -99,17 +99,17 @@ def leave_rows(edge: torch.Tensor, ids: torch.Tensor, gradient: torch.Tensor, pa
     if backward_pass < 0:
         return False
     node: Any = edge.grad_fn
-    rows = Rows(ids.reshape(-1), gradient.reshape(ids.numel(), gradient.shape[-1]), padding_idx)
+    rows = LookupRows(ids.reshape(-1), gradient.reshape(ids.numel(), gradient.shape[-1]), padding_idx)
     node.left.setdefault(backward_pass, []).append(rows)
     return True
 
 
 class Meeting(torch.autograd.Function):
-    """weight (V, D) to an edge (V, D) that holds one number in memory; saves no tensors, so it may run many times."""
+    """weight (V, D) to an edge (V, D) of one number in memory; saves no tensors, so it may run many times."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, trial: _Trial | None) -> torch.Tensor:
-        left: dict[int, list[Rows]] = {}  # by pass: threads may run one graph at once
+        left: dict[int, list[LookupRows]] = {}  # by pass: threads may run one graph at once
         ctx.left, ctx.trial, ctx.size = left, trial, len(weight)
         ctx.set_materialize_grads(False)
         return weight.new_empty(()).expand(weight.shape)
@@ -146,7 +146,7 @@ class _Alias(torch.autograd.Function):
         return grads[0], None
 
 
-def _summed(table: torch.Tensor, left: list[Rows]) -> torch.Tensor:
+def _summed(table: torch.Tensor, left: list[LookupRows]) -> torch.Tensor:
     """The table, after the rows are added to it in place."""
     for rows in left:
         rows.add_to(table)
