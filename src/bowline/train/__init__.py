@@ -1,8 +1,9 @@
-"""Training: a loop for any module that takes `labels`, and the whole way from plain text to a trained model."""
+"""Training: a loop for any module that takes `labels`, and the whole way from plain text to a trained model.
 
-from __future__ import annotations
+The names are listed in `__init__.pyi` and imported when they are first used: the options of `bowline train` need no
+torch.
+"""
 
-from bowline.train.loop.trainer import Batches, Result, Trainer
-from bowline.train.loop.trainer_settings import TrainerSettings
+import lazy_loader
 
-__all__ = ["Batches", "Result", "Trainer", "TrainerSettings"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
