@@ -77,7 +77,7 @@ def gradients(loss: torch.Tensor, *leaves: torch.Tensor | None) -> list[torch.Te
 
 
 def large_in_float16(backward: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Gradients of hidden states of hundreds and of their matrix, of a `backward` pass, and those of float64."""
+    """Gradients of hidden states in the hundreds and of their matrix, from a `backward` pass and in float64."""
     (x, w, labels, _), found = case(bias=False, dtype=torch.float16), []
     for backend, dtype in (("chunked", torch.float16), ("reference", torch.float64)):
         hidden, weight = ((end.detach() * by).to(dtype).requires_grad_() for end, by in ((x, 300), (w, 0.01)))

@@ -1,4 +1,4 @@
-"""Chunks so small that every little case has several, and blocks of the vocabulary too."""
+"""Makes chunks and blocks of the vocabulary so small that every case has several."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def real_chunks() -> None:
-    """Chunks and blocks as they are."""
+    """Leaves chunk and block sizes at their real values."""

@@ -1,4 +1,4 @@
-"""A head of some size in any dtype, and how far a loss of it and its gradients are from float64."""
+"""A head of any size and dtype, and the distance of its loss and gradients from float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def head(scale: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def errors(loss_of: Loss, hidden: torch.Tensor, weight: torch.Tensor, exact: list[torch.Tensor]) -> list[float]:
-    """Of loss, dHidden and dWeight: the norm of the difference to float64, as a share."""
+    """Relative norms of the differences of loss, dHidden and dWeight from float64."""
     found = computed(loss_of, hidden, weight)
     return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
 

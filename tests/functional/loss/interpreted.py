@@ -1,4 +1,4 @@
-"""The Triton kernel, run by Triton's interpreter on the CPU. Started by `test_triton.py`, in a process of its own."""
+"""Tests of the Triton kernels in Triton's interpreter on the CPU; `test_triton.py` runs them in a new process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def room(rows: int, size: int, dtype: torch.dtype, fill: float = torch.nan) -> torch.Tensor:
-    """(n, V) normal numbers; between the rows there is `fill`."""
+    """(n, V) normal numbers, with `fill` between the rows."""
     torch.manual_seed(size)
     x = torch.full((rows, padded(size)), fill, dtype=dtype)[:, :size]
     return x.copy_(3 * torch.randn(rows, size))
@@ -50,7 +50,7 @@ def exact(
     grad_lse: torch.Tensor | None,
     rule: SoftmaxRule,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The losses, the lse, and the gradient of x, by float64 autograd; the label is -1 where there is none."""
+    """The losses, the lse, and the gradient of x, by float64 autograd; a label of -1 means none."""
     x = x.detach().double().requires_grad_()
     y = rule.scale * x
     if rule.softcap is not None:
@@ -68,7 +68,7 @@ def exact(
 
 
 def whole(x: torch.Tensor, labels: torch.Tensor, found: Chunk) -> torch.Tensor:
-    """The gradient, times its factor, and each row's own column put back where the kernel has left 0."""
+    """The gradient times its factor, with the label's column put back where the kernel has left 0."""
     assert found.grad_label is not None
     places = labels.clamp(min=0)[:, None]
     assert not x.gather(1, places).any()
@@ -325,7 +325,7 @@ def test_float16_gradients_of_large_hidden_states_come_back_as_large_as_they_are
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_of_tensors_that_lie_turned_in_memory_the_gradients_are_the_same(
+def test_the_gradients_of_tensors_transposed_in_memory_are_the_same(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunk_loop, "run_on_cpu", gpu_loop.run_on_gpu)

@@ -1,4 +1,4 @@
-"""The sweep by blocks of the vocabulary, its kernels run by Triton's interpreter. Started by `test_triton.py`."""
+"""Tests of `vocabulary_blocks` with kernels in Triton's interpreter; `test_triton.py` runs them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PLANS = [
     (16, 5, 3),  # one block, and none is made again
     (1, 1, 6),
 ]
-"""Rows of the vocabulary in a block; tokens whose logits are kept inside of the gradient, and beside it."""
+"""Rows of the vocabulary in a block; tokens whose logits are stored inside the gradient, and beside it."""
 EVERYTHING = Wanted(hidden=True, weight=True, bias=True)
 
 
 @pytest.fixture(params=PLANS, ids=str)
 def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is planned for any job with gradients; on a CPU nothing is multiplied to a wider dtype."""
+    """Sets the plan of every job with gradients; on a CPU no product gives a wider dtype."""
     block, inside, beside = request.param
 
     def planned(job: LossJob) -> vocabulary_blocks._Plan:  # a mean leaves rows without a label out
@@ -79,7 +79,7 @@ def test_float16_gradients_of_large_hidden_states_come_back_as_large_as_they_are
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.usefixtures("plan")
-def test_of_tensors_that_lie_turned_in_memory_the_gradients_are_the_same(dtype: torch.dtype) -> None:
+def test_the_gradients_of_tensors_transposed_in_memory_are_the_same(dtype: torch.dtype) -> None:
     hidden, weight, _, _ = case(8, dtype=dtype)
     found = []
     for transposed in (False, True):
@@ -108,7 +108,7 @@ def test_a_row_that_nothing_comes_back_for_gets_none_whatever_its_lse() -> None:
 
 @pytest.mark.usefixtures("plan")
 def test_a_label_that_is_no_token_has_no_loss_and_one_that_is_masked_an_infinite_one() -> None:
-    """As the other sweep says; on a CPU such labels are refused before."""
+    """The result equals that of `gpu_loop`; on a CPU such labels are refused before."""
     hidden, weight, _, bias = (None if one is None else one.detach().float() for one in case(8))
     assert hidden is not None and weight is not None
     labels, options = torch.tensor([V, 10, -1, 0, 3, 4, 10**6, -100]), Options(mask_ids=(0, 10))
@@ -125,7 +125,7 @@ def test_a_label_that_is_no_token_has_no_loss_and_one_that_is_masked_an_infinite
 
 @pytest.fixture
 def job() -> LossJob:
-    """300 tokens, a vocabulary that no block divides, and everything wanted."""
+    """300 tokens, a vocabulary that is no multiple of a block, and all gradients wanted."""
     torch.manual_seed(0)
     weight, bias = torch.randn(2001, 64).bfloat16() * 0.3, torch.randn(2001).bfloat16()
     labels = torch.randint(0, 2001, (300,))
@@ -135,7 +135,7 @@ def job() -> LossJob:
 
 
 def exact(job: LossJob) -> LossResult:
-    """By float64 autograd."""
+    """The result by float64 autograd."""
     assert job.bias is not None
     hidden, weight, bias = (one.double().requires_grad_() for one in (job.hidden, job.weight, job.bias))
     y = hidden @ weight.t() + bias
@@ -201,7 +201,7 @@ def test_the_plan_is_within_the_budget_and_has_room(
 
 
 def test_logits_are_made_twice_only_of_tokens_that_have_no_room(job: LossJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 300 tokens about 64 lie inside of the gradient (a last block that is no multiple takes fewer)."""
+    """The logits of about 64 of 300 tokens fit inside the gradient (fewer if the last block is not a multiple)."""
     made = []
 
     def counted(self: Any, rows: slice, *others: Any) -> None:

@@ -1,4 +1,4 @@
-"""Any shape and any options: the sum spelled out, and the reference's gradients."""
+"""For any shape and options, the loss is the sum spelled out, with the reference's gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A float32 matrix under autocast: products in half precision, the gradient the parameter's own, in float32."""
+"""Autocast with a float32 matrix: half-precision products, and a float32 gradient for the parameter."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bowline.functional.tied_lookup import tied_embedding
 from tests.functional.lookup.ends import dense_gradients
 from tests.functional.loss.cases import BACKENDS, OPTIONS, case, gradients
 from tests.functional.loss.float64 import ROWS, WIDTH, Loss, computed, errors, head
-from tests.functional.loss.test_turned import blocks_of
+from tests.functional.loss.test_transposed_logits import blocks_of
 
 HALF = [torch.bfloat16, torch.float16]
 
 
 def has_products(monkeypatch: pytest.MonkeyPatch, has_half: bool) -> None:
-    """Whether the processor says that it multiplies half precision."""
+    """Sets whether the processor claims to multiply half precision."""
     for module in (cross_entropy, matmul_choice):
         monkeypatch.setattr(module, "emulated", lambda _: not has_half)
 
@@ -102,7 +102,7 @@ def test_dtypes_are_those_of_what_the_gradients_are_of(has_half: bool, monkeypat
 def test_products_are_in_half_precision_where_the_processor_has_them(
     has_half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Elsewhere casts would be all that comes of it, and nothing is cast."""
+    """On other processors a cast would gain nothing, and nothing is cast."""
     has_products(monkeypatch, has_half)
     hidden, weight, labels = head(0.2, torch.float32)
     exact = computed(lambda x, w: F.cross_entropy(x @ w.T, labels), hidden.double(), weight.double())
@@ -129,7 +129,7 @@ def test_the_lookup_adds_into_the_heads_gradient(has_half: bool, monkeypatch: py
 
 
 def test_a_float32_gradient_has_room_for_the_powers_of_twice_as_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are in half precision: two lie where one number will."""
+    """Powers are in half precision: two of them fit in the memory of one float32 number."""
     has_products(monkeypatch, has_half=True)
     found: list[int] = []
     some_rows = LossJob.of
@@ -169,7 +169,7 @@ def test_a_float32_bias_is_cast_too(backend: str, options: dict[str, Any], monke
 
 
 def test_where_nothing_is_cast_no_product_is_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By rows, whose products autocast would see, were it still on."""
+    """Uses `row_major`, whose products autocast would change if it were still on."""
     has_products(monkeypatch, has_half=False)
     hidden, weight, labels = head(0.2, torch.float32)
     options: dict[str, Any] = {"softcap": 3.0, "label_smoothing": 0.1}
@@ -191,7 +191,7 @@ def test_each_block_of_the_matrix_is_cast(rows: int, monkeypatch: pytest.MonkeyP
 
 
 def test_the_gradient_of_a_bias_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By rows, whose gradients of logits are in half precision; of tokens that are no label."""
+    """Uses `row_major`, with half-precision gradients of logits; compares rows of tokens that are never a label."""
     has_products(monkeypatch, has_half=True)
     monkeypatch.setattr(chunk_size, "ROOFLINE", {"cpu": (ROWS, ROWS), "cuda": (ROWS, ROWS)})
     hidden, weight, labels = head(0.02, torch.bfloat16)

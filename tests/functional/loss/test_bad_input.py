@@ -1,4 +1,4 @@
-"""Arguments that do not fit are refused in words, whatever the backend."""
+"""Invalid arguments raise with a clear message, for every backend."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_masked_ids_may_come_as_numbers_of_any_kind(ids: Any, backend: str) -> N
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_token_that_a_bias_forbids_costs_what_smoothing_asks_of_it(backend: str) -> None:
-    """Which is infinite, as torch's own loss; a masked one is asked for nothing."""
+    """Smoothing makes the loss infinite, as torch's own; a masked token gets no share, and costs nothing."""
     bias = torch.zeros(V)
     bias[0] = -torch.inf
     assert linear_cross_entropy(HIDDEN, WEIGHT, LABELS, bias=bias, label_smoothing=0.1, backend=backend) == torch.inf

@@ -1,4 +1,4 @@
-"""The chunked backend where it differs: several chunks, gradients that wait, rows that are skipped, one order only."""
+"""Features of the chunked backend: several chunks, early gradients, skipped rows, first-order gradients only."""
 
 from __future__ import annotations
 

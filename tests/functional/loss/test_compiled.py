@@ -1,4 +1,4 @@
-"""In a graph of `torch.compile` the chunked loss is one operator, and says and costs what it does without."""
+"""Under `torch.compile` the chunked loss is one operator, with the same results and cost as without."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compiled(**options: Any) -> Any:
 
 
 def jobs_of(monkeypatch: pytest.MonkeyPatch) -> list[LossJob]:
-    """What the operator has to do, each time that it runs."""
+    """The jobs of the operator, one for each run."""
     jobs: list[LossJob] = []
 
     def noted(job: LossJob, *, skip: bool) -> Any:

@@ -1,4 +1,4 @@
-"""What is kept, what is made, and whether it compiles."""
+"""What the loss saves for the backward pass, what it allocates, and whether it compiles."""
 
 from __future__ import annotations
 

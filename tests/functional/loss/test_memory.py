@@ -1,6 +1,6 @@
-"""What a step needs beyond what it leaves behind: one gradient of the matrix and a budget, measured by the system.
+"""Peak memory of a step, measured by the system: one gradient of the matrix, and the budget.
 
-glibc keeps what was freed, as much as chance has it, so that its peak says little; here it is told to give it back.
+glibc keeps an arbitrary amount of freed memory, which blurs the peak; here it is set to return freed memory.
 """
 
 from __future__ import annotations

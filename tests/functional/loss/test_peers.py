@@ -1,4 +1,4 @@
-"""Other libraries' losses: what they are given, what is refused before, and the real ones where they run on a CPU."""
+"""Losses of other libraries: their arguments, refusals, and the real libraries if they run on a CPU."""
 
 from __future__ import annotations
 

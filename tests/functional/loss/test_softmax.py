@@ -1,4 +1,4 @@
-"""A chunk between the products, where masked tokens and positions without a label meet."""
+"""`chunk_loss` with masked tokens and positions without a label together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_without_a_label_the_lse_gives_a_masked_token_0_no_gradient(options: dic
 
 
 def test_where_labels_are_not_read_a_masked_one_has_an_infinite_loss() -> None:
-    """As on a GPU: on a CPU it is refused before."""
+    """The label is masked, as can happen on a GPU; on a CPU it is refused before."""
     labels, options = torch.tensor([3, 4, -100]), Options(mask_ids=(0, 3), softcap=2.0)
     chunk = chunk_loss(torch.randn(3, 20), labels, torch.ones(3), None, options, Resources())
     assert chunk.losses.isinf().tolist() == [True, False, False]

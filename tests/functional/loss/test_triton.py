@@ -1,4 +1,4 @@
-"""The Triton kernel without a GPU: interpreted on the CPU, and compiled for GPUs that are not here."""
+"""The Triton kernels without a GPU: interpreted on the CPU, and compiled for GPUs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_war
 
 
 def run_with_triton(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: that Triton is there changes what others import."""
+    """Runs in a new process, because an imported Triton changes what other tests import."""
     if not (TRITON / "triton").is_dir():
         pytest.skip("triton is not unpacked in .peers/triton: see the Makefile")
     path = os.pathsep.join([str(TRITON), str(ROOT), str(ROOT / "src")])
@@ -86,7 +86,7 @@ def run_with_triton(*command: str, **environment: str) -> subprocess.CompletedPr
 
 @pytest.mark.parametrize("tests", ["interpreted.py", "interpreted_blocks.py"])
 def test_interpreted_the_kernels_do_what_float64_does(tests: str) -> None:
-    """What is tested is there."""
+    """Runs the tests in those files."""
     options = [
         "-q",
         "-p",
@@ -112,7 +112,7 @@ def compiled(kernel: str, dtype: str, capability: str, options: str, cache: Path
 
 
 def alone(ptx: str) -> list[str]:
-    """Where one number is read or written."""
+    """The instructions that read or write a single number."""
     return [line for line in ptx.splitlines() if "global.b16" in line or "global.b8" in line]
 
 

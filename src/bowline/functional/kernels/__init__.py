@@ -1,1 +1,1 @@
-"""What the functions run on: Triton, huge pages, sums of rows, half precision where the processor has none."""
+"""Low-level support: Triton, huge pages, sums of rows, half-precision products on CPUs without them."""

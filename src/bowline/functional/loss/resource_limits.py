@@ -19,7 +19,7 @@ MEBI = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What the backend "chunked" may use.
+    """Limits for the backend "chunked".
 
     Attributes:
         budget: bytes of scratch beyond the gradients; `None` for 64 MiB, and on an accelerator for 1 GiB or twice the

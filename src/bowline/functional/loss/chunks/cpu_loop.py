@@ -95,7 +95,7 @@ def run_on_cpu(job: LossJob) -> LossResult:
             take(part, run_row_major, room=room)
     del room  # the next steps copy hidden, and need the memory
     if grad_weight is not None and count:
-        add_rows(grad_weight, ids, job.right, grad_label, kernels=job.kernels)
+        add_rows(grad_weight, ids, job.right_factor, grad_label, kernels=job.kernels)
         if plan.sums != weight.dtype:
             grad_weight = on_huge_pages(weight.new_empty(weight.shape)).copy_(grad_weight)
     if grad_bias is not None and bias is not None:

@@ -62,7 +62,7 @@ class Widened(_InBlocks):
         gradient.addmm_(x.float(), weight.float())
 
     def add_block_grad_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: Hidden, first: bool) -> None:
-        """Of a block of the matrix: gradient (b, D) += x hidden, or = where it is the `first`; x (b, n)."""
+        """For a block of the matrix: gradient (b, D) += x hidden, or = for the `first` chunk; x (b, n)."""
         super().add_block_grad_weight(gradient, x.float(), hidden, first)
 
     def _logits(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ class Widened(_InBlocks):
 class OneDnn(_InBlocks):
     """Float32 products by oneDNN, which reads its first factor along the rows and allocates its result."""
 
-    turns = False
+    transposes = False
 
     def ready(self, hidden: torch.Tensor) -> Hidden:
         """Hidden (n, D), and a copy that lies as (D, n) in memory."""
@@ -87,7 +87,7 @@ class OneDnn(_InBlocks):
         gradient += _onednn(x, weight.t())
 
     def add_block_grad_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: Hidden, first: bool) -> None:
-        """Of a block of the matrix: gradient (b, D) += x hidden, or = where it is the `first`; x (b, n)."""
+        """For a block of the matrix: gradient (b, D) += x hidden, or = for the `first` chunk; x (b, n)."""
         add_block(gradient, _onednn(x, hidden.transposed), first)
 
     def _logits(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:

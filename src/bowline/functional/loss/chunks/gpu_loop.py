@@ -26,9 +26,9 @@ def run_on_gpu(job: LossJob) -> LossResult:
         return _nothing(job)
     cast = job.cast()
     hidden, weight, bias, options, wanted = job.hidden, cast.weight, cast.bias, job.options, job.wanted
-    right = job.right
+    right = job.right_factor
     count, size, by = len(hidden), len(weight), GpuProducts()
-    sums = job.beside() if wanted.weight else 0
+    sums = job.sum_overhead() if wanted.weight else 0
     step = chunk_rows(count, size, weight.dtype, weight.device, job.allowed.scratch(weight), sums)
     ids = job.ids()
     grad_hidden = hidden.new_empty(hidden.shape) if wanted.hidden else None  # contiguous, as kernels write it

@@ -51,7 +51,7 @@ class LossJob:
         return torch.promote_types(self.hidden.dtype, torch.float32)
 
     @property
-    def right(self) -> torch.Tensor:
+    def right_factor(self) -> torch.Tensor:
         """The right factor of the product that gives the matrix's gradient: hidden times `shrink`."""
         return self.hidden if self.shrink is None else self.hidden * self.shrink
 
@@ -66,7 +66,7 @@ class LossJob:
             return self.labels.clamp(min=0)  # one kernel
         return self.labels.masked_fill(self.labels == self.options.ignore_index, 0)
 
-    def beside(self) -> int:
+    def sum_overhead(self) -> int:
         """Bytes by which a sum in float32 or wider is larger than the matrix's gradient."""
         return self.weight.numel() * self.wide.itemsize - self.weight.nbytes
 

@@ -25,12 +25,12 @@ class Products:
 
     Attributes:
         in_blocks: whether products write into temporary blocks instead of their destination.
-        turns: whether the result of `make_transposed_logits` is transposed in memory, too.
+        transposes: whether the result of `make_transposed_logits` is transposed in memory, too.
         widens: whether every product with the gradient of the logits widens it.
     """
 
     in_blocks: ClassVar[bool] = False
-    turns: ClassVar[bool] = True
+    transposes: ClassVar[bool] = True
     widens: ClassVar[bool] = False
 
     def room(self, rows: int, weight: torch.Tensor) -> torch.Tensor:
@@ -54,7 +54,7 @@ class Products:
         return hidden.dtype
 
     def make_transposed_logits(self, hidden: Hidden, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Weight hiddenᵀ, (b, n), for a block of the matrix, in `out`; in new memory if `turns` is False."""
+        """Weight hiddenᵀ, (b, n), for a block of the matrix, in `out`; in new memory if `transposes` is False."""
         return torch.mm(weight, hidden.plain.t(), out=out)
 
     def add_grad_hidden(self, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
@@ -78,7 +78,7 @@ class Products:
             self.add_block_grad_weight(gradient[part], x[:, part].t(), hidden, first)
 
     def add_block_grad_weight(self, gradient: torch.Tensor, x: torch.Tensor, hidden: Hidden, first: bool) -> None:
-        """Of a block of the matrix: gradient (b, D) += x hidden, or = where it is the `first`; x (b, n)."""
+        """For a block of the matrix: gradient (b, D) += x hidden, or = for the `first` chunk; x (b, n)."""
         if gradient.dtype == x.dtype:
             gradient.addmm_(x, hidden.plain, beta=0 if first else 1)
         else:

@@ -34,7 +34,7 @@ def run_row_major(
     if grad_hidden is not None:
         grad_hidden += by.make_grad_hidden(x, job.weight)
     if grad_weight is not None:
-        by.add_grad_weight(grad_weight, x, ready if job.shrink is None else by.ready(job.right), first)
+        by.add_grad_weight(grad_weight, x, ready if job.shrink is None else by.ready(job.right_factor), first)
     if grad_bias is not None:
         grad_bias += x.sum(0, dtype=job.wide)
     return chunk

@@ -143,7 +143,7 @@ class _TransposedChunk:
         if self.by.in_blocks or self.multiplied or self.cast_at is not None:
             numbers //= 2
         step = max(LEAST_ROWS, numbers // max(1, count, width))
-        if not self.by.turns and step > 2 * STRIPE:
+        if not self.by.transposes and step > 2 * STRIPE:
             step = step // (2 * STRIPE) * (2 * STRIPE) - STRIPE
         return [slice(first, min(first + step, size)) for first in range(0, size, step)]
 
@@ -201,7 +201,7 @@ class _TransposedChunk:
         """Memory for the powers of a block, (b, n), in its rows of the buffer, in the layout of the product."""
         rows, count = part.stop - part.start, len(self.ids)
         flat = stored[part].view(-1)[: rows * count]
-        return flat.view(rows, count) if self.by.turns else flat.view(count, rows).t()
+        return flat.view(rows, count) if self.by.transposes else flat.view(count, rows).t()
 
     def _make_logits(self, at: int) -> torch.Tensor:
         """The products of a block, (b, n); sets `powers` to the memory for their powers, if possible the stored."""
@@ -318,7 +318,7 @@ class _TransposedChunk:
 
     def _right(self) -> Hidden:
         """The right factor of the matrix's gradient: hidden, times the factors unless the powers have them."""
-        right = self.job.right
+        right = self.job.right_factor
         if self.multiplied:
             return self.hidden if right is self.job.hidden else self.by.ready(right)
         return self.by.ready(self.by.rounded(right.to(self.job.wide) * self.factor[:, None], right.dtype))

@@ -151,7 +151,7 @@ def _second_pass(job: LossJob, blocks: _Blocks, losses: torch.Tensor, lse: torch
     grad_label = torch.zeros_like(p_factor)
     product = hidden.new_zeros(hidden.shape, dtype=job.wide) if job.wanted.hidden else None
     grad_bias = weight.new_empty(len(weight), dtype=job.wide) if job.wanted.bias else None
-    right = job.right
+    right = job.right_factor
     ready = by.ready(right)
     for part in blocks.parts:
         whole, out = blocks.whole(part), None if banned is None else banned[part]

@@ -43,7 +43,7 @@ def test_bf16_is_nearer_to_float64_than_eager_bf16(
 def test_however_many_chunks_no_row_of_the_gradient_is_further_off(
     dtype: torch.dtype, options: dict[str, Any], library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of hidden states with a mean, as trained ones have: what each chunk adds to a row is much the same."""
+    """Hidden states have a mean, as trained ones do, so each chunk adds nearly the same to a row."""
     monkeypatch.setattr(cpu_loop, "products_for", lambda *_: LIBRARIES[library])
     torch.manual_seed(0)
     hidden = (torch.randn(4096, 16) + 2 * torch.randn(16)).to(dtype)
@@ -65,7 +65,7 @@ def test_however_many_chunks_no_row_of_the_gradient_is_further_off(
 
 
 def eager_in_float64(labels: torch.Tensor, ids: torch.Tensor, tied: bool) -> Loss:
-    """Of what the others are given: a sum with the rows that were looked up is rounded, and its gradient is not."""
+    """The loss for the inputs of the half-precision heads: the sum with looked-up rows is rounded, its gradient not."""
 
     def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         if tied:
@@ -92,8 +92,8 @@ def test_with_every_option_it_is_no_further_than_the_reference_in_the_same_dtype
     assert all(ours <= 1.02 * their + 1e-5 for ours, their in zip(found, theirs, strict=True)), (found, theirs)
 
 
-def test_the_gradient_of_a_matrix_that_lies_turned_is_contiguous_however_many_chunks() -> None:
-    """As a lookup asks for that adds to it."""
+def test_the_gradient_of_a_transposed_matrix_is_contiguous_however_many_chunks() -> None:
+    """A lookup that adds to the gradient needs this."""
     hidden, weight, labels = torch.randn(3000, 32), torch.randn(32, 1000), torch.arange(3000) % 1000
     for count in (100, 3000):
         transposed = weight.bfloat16().t().requires_grad_()
@@ -104,7 +104,7 @@ def test_the_gradient_of_a_matrix_that_lies_turned_is_contiguous_however_many_ch
 
 
 def test_a_grad_scaler_saves_small_float16_gradients_as_it_does_in_eager() -> None:
-    """What the factor saves from underflow must not have been lost in the forward pass already."""
+    """The forward pass must not lose gradients that the factor would save from underflow."""
     hidden, weight, labels = head(0.02, torch.float16)
     factor = 2.0**14
     exact = computed(lambda x, w: F.cross_entropy(x @ w.T, labels) * factor, hidden.double(), weight.double())
@@ -134,7 +134,7 @@ def test_a_grad_scaler_saves_small_float16_gradients_as_it_does_in_eager() -> No
 def test_a_float16_gradient_that_eager_has_is_not_infinite(
     size: float, spread: float, options: dict[str, Any], rows: int
 ) -> None:
-    """Until the backward pass gradients are kept larger than they are, and have to be numbers then."""
+    """Until the backward pass gradients are scaled up, and they must stay finite."""
     torch.manual_seed(0)
     hidden, weight = (size * torch.randn(rows, 64)).half(), (spread * torch.randn(50, 64)).half()
     labels = torch.full((rows,), 3)

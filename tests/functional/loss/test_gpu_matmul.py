@@ -1,4 +1,4 @@
-"""The products of a GPU: their sums on a CPU, and what needs a GPU on tensors that have a shape and a dtype alone."""
+"""The products of a GPU: sums tested on a CPU, and GPU-only calls on tensors with shape and dtype only."""
 
 from __future__ import annotations
 

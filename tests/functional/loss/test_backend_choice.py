@@ -1,4 +1,4 @@
-"""What `auto` is, and that it says so; the module beside the function."""
+"""The backend that `auto` chooses and `chosen_backend` names; the module form of the function."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_where_functions_are_transformed_or_compiled_auto_is_what_allows_it() ->
 
 
 class Another(torch.Tensor):
-    """As DTensor, which multiplies itself."""
+    """A subclass such as DTensor multiplies itself."""
 
 
 def test_the_products_are_left_to_a_subclass() -> None:

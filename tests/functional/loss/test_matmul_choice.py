@@ -1,4 +1,4 @@
-"""Which library multiplies is measured, on machines that do other things at the same time."""
+"""The timing that chooses the library for products, on machines with other work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bowline.functional.loss.resource_limits import Resources, current
 
 
 class Machine:
-    """Calls that take their seconds, times what the machine has to do besides at that moment."""
+    """Calls that take given seconds, times the load of the machine at that moment."""
 
     def __init__(self, slowness: Callable[[float], float]) -> None:
         self.now, self.slowness = 0.0, slowness

@@ -1,4 +1,4 @@
-"""Chunks whose logits lie turned, the first in the buffer of the matrix's gradient: the same numbers in less room."""
+"""Chunks with transposed logits, the first in the gradient's buffer, give the same numbers in less memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BLOCKS = pytest.mark.parametrize("block", [2**4, 2**22])
 
 @pytest.fixture
 def tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each chunk had."""
+    """The number of tokens in each chunk."""
     found: list[int] = []
 
     def counted(job: LossJob, *args: Any, **options: Any) -> Any:
@@ -52,7 +52,7 @@ def ends(rows: int, width: int, dtype: torch.dtype, size: int = V) -> tuple[torc
 def both(
     tensors: tuple[torch.Tensor, ...], **options: Any
 ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-    """The loss and the gradients, of chunked and of float64's reference."""
+    """The loss and the gradients of "chunked" and of the reference in float64."""
     found = []
     for backend, dtype in (("chunked", tensors[0].dtype), ("reference", torch.float64)):
         hidden, weight, bias = (tensors[at].detach().to(dtype).requires_grad_() for at in (0, 1, 3))
@@ -63,7 +63,7 @@ def both(
 
 
 def blocks_of(rows: int) -> Any:
-    """Parts of so many rows of the vocabulary."""
+    """Sets blocks to this many rows of the vocabulary."""
 
     def parts(_: Any, size: int, *sizes: int) -> list[slice]:
         return [slice(first, min(first + rows, size)) for first in range(0, size, rows)]
@@ -88,7 +88,7 @@ def test_it_is_the_loss_in_float64(
 def test_of_a_frozen_matrix_nothing_is_kept_but_what_smoothing_needs(
     options: dict[str, Any], taken: list[int], tokens: list[int]
 ) -> None:
-    """So a chunk has as many tokens as are worth it; 1100 are filled up to 1104."""
+    """So a chunk has the largest useful number of tokens; 1100 are padded to 1104."""
     hidden, weight, _, bias = (one.detach() for one in ends(1100, 9, torch.float64))
     labels, found = torch.randint(0, V, (1100,)), []
     for backend in ("chunked", "reference"):
@@ -104,7 +104,7 @@ def test_of_a_frozen_matrix_nothing_is_kept_but_what_smoothing_needs(
 def test_a_number_of_tokens_that_is_filled_up_is_the_loss_in_float64(
     options: dict[str, Any], reduction: Reduction
 ) -> None:
-    """Rows of zeros, which have no label and are nobody's, add nothing to any gradient."""
+    """Padding rows of zeros without a label add nothing to any gradient."""
     rows, width, size = 301, 12, 40
     torch.manual_seed(0)
     labels = torch.randint(11, size, (rows,))
@@ -189,7 +189,7 @@ def test_by_onednn_blocks_lie_the_other_way_round(
 
 
 @pytest.mark.parametrize("library", ["mm", "onednn"])
-def test_a_matrix_may_lie_turned_itself(library: str, tokens: list[int], monkeypatch: Any) -> None:
+def test_a_matrix_may_be_transposed_itself(library: str, tokens: list[int], monkeypatch: Any) -> None:
     monkeypatch.setattr(cpu_loop, "products_for", lambda *_: LIBRARIES[library])
     hidden, weight, labels, bias = ends(40, 50, torch.float32)
     lying = weight.detach().t().contiguous().t()
@@ -229,7 +229,7 @@ def test_whatever_the_sizes_and_options(rows: int, size: int, width: int, block:
 def test_logits_that_grow_over_the_vocabulary_by_any_amount_overflow_nowhere(
     dtype: torch.dtype, block: int, tokens: list[int]
 ) -> None:
-    """Powers of all blocks have one base, from the first: here each block's logits are far above the last one's."""
+    """Powers of all blocks share the first block's base; here each block's logits are far above the block before."""
     size, width = 60, 16
     hidden, weight, labels, bias = ends(30, width, torch.float64, size)
     steep = torch.linspace(-900, 900, size).double()
@@ -245,7 +245,7 @@ def test_logits_that_grow_over_the_vocabulary_by_any_amount_overflow_nowhere(
 
 @pytest.mark.parametrize("block", [4, 2**21])
 def test_a_first_block_of_masked_tokens_alone_gives_no_base(block: int) -> None:
-    """The others' logits are so low that a base of 0 would leave nothing of them."""
+    """The other tokens' logits are so low that powers with a base of 0 would vanish."""
     hidden, weight, labels, _ = ends(9, 16, torch.float32)
     low = torch.full((V,), -400.0)
     with blocks_of(block):
@@ -255,7 +255,7 @@ def test_a_first_block_of_masked_tokens_alone_gives_no_base(block: int) -> None:
 
 @pytest.mark.parametrize("block", [4, 2**21])
 def test_masked_tokens_make_no_base(block: int) -> None:
-    """Theirs are so high that nothing would be left of the others'."""
+    """Their logits are so high that the powers of the others would vanish."""
     hidden, weight, labels, _ = ends(9, 16, torch.float32)
     high = torch.zeros(V).index_fill(0, torch.tensor([0, 3, 10]), 1e4)
     with blocks_of(block):
@@ -275,7 +275,7 @@ def test_powers_that_are_kept_in_float16_are_no_larger_than_it_can_hold(library:
 
 
 def test_in_float16_no_product_with_a_small_factor_underflows(monkeypatch: Any) -> None:
-    """One token's powers are thousands, which come after the base, and so the factors are as small."""
+    """The power of vocabulary token 200 is in the thousands, above an earlier base, so the factors are as small."""
     monkeypatch.setattr(cpu_loop, "products_for", lambda *_: LIBRARIES["mm"])
     hidden, weight, labels, _ = (one.detach() for one in ends(96, 128, torch.float16))
     high, found = torch.zeros(V).index_fill(0, torch.tensor(200), 9.0).half(), []
@@ -341,7 +341,7 @@ def test_an_infinite_token_leaves_the_others_their_loss_and_gradient(block: int)
 
 
 def test_an_infinite_token_has_its_blocks_made_again_and_not_all_of_them_each_time() -> None:
-    """Others' logits grow over the vocabulary, but not over their base."""
+    """The other tokens' logits grow over the vocabulary, but not above their base."""
     hidden, weight, labels, _ = ends(8, 16, torch.float32)
     broken = hidden.detach() * 0.1
     broken[0, 0] = torch.inf

@@ -1,4 +1,4 @@
-"""What oneDNN's results are written into: page faults, counted by the kernel."""
+"""Memory of oneDNN's results: counts page faults of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import pytest
 
 BLOCKS, PAGES = 3, 2**23 // 4096
-"""Of 8 MiB each, in a step."""
+"""Products in a step, of 8 MiB each, and the pages of one."""
 STEPS = 10
 PROBE = f"""
 import resource, torch
