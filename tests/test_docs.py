@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from bowline.auditing.loaders import Fate
 from bowline.auditing.rules import Rule, all_rules
-from bowline.demo import layouts
+from bowline.demo import faults, layouts
 from bowline.tie import TieState
 
 ROOT = Path(__file__).parent.parent
@@ -44,9 +44,26 @@ def test_readme_shows_the_end_of_the_demo(minilm: Path) -> None:
         [sys.executable, "-m", "bowline", "demo"], capture_output=True, text=True, check=True, encoding="utf-8"
     )
     printed = [line.rstrip() for line in demo.stdout.splitlines()]
-    shown = blocks(ROOT / "README.md", "text")[0].splitlines()
+    shown = blocks(ROOT / "README.md", "text")[1].splitlines()
     start = printed.index(shown[0])
     assert printed[start : start + len(shown)] == shown
+
+
+def test_readme_shows_the_audit_of_a_trained_head_without_its_geometry(tmp_path: Path) -> None:
+    faults.lora_merged_on_head().write(tmp_path / "fine-tuned")
+    audit = subprocess.run(
+        [sys.executable, "-m", "bowline", "audit", "fine-tuned"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
+    )
+    assert audit.returncode == 1
+    printed = [line.rstrip() for line in audit.stdout.splitlines()]
+    start = next(at for at, line in enumerate(printed) if line.startswith("  geometry"))
+    end = printed.index("", start)
+    assert blocks(ROOT / "README.md", "text")[0].splitlines() == printed[:start] + printed[end:]
 
 
 def test_every_state_and_every_fate_is_documented() -> None:
