@@ -121,7 +121,7 @@ class _Machine:
             self._step(opcode.name, argument)
         raise self._malformed(f"more than {MOST_OPCODES} opcodes")
 
-    def _step(self, opcode: str, argument: object) -> None:
+    def _step(self, opcode: str, argument: object) -> None:  # noqa: C901 - one case per opcode
         stack = self._stack
         match opcode:
             case "BINPUT" | "LONG_BINPUT" if isinstance(argument, int):

@@ -48,7 +48,7 @@ class Settings:
         return (*self.stop, *((token,) for token in self.eos))
 
 
-def settings_for(
+def settings_for(  # noqa: C901 - one check per option
     model: Any,
     input_ids: torch.Tensor,
     *,
