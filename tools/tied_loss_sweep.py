@@ -15,7 +15,7 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +24,7 @@ import torch
 import transformers
 
 from bowline.errors import UsageError
-from bowline.functional import tied_lookup
+from bowline.functional import shared_gradient
 from bowline.functional.deferred import DeferredLogits, Product
 from bowline.nn.modules.tied_loss import use_tied_loss
 from tools.sweep import LARGEST, arguments_of, one_line
@@ -113,7 +113,12 @@ def step(model: Any, inputs: dict[str, torch.Tensor], compiled: bool = False) ->
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count, within the context, the losses from hidden states, the logits computed, and the lookups that `take`."""
+    """Count, within the context, the losses from hidden states, the logits computed, and the lookups' rows.
+
+    Rows are added to the head's gradient (`add_rows`), after it is copied (`_copy`), or become a dense gradient of
+    their own (`summed_rows`).
+    """
+    shared_gradient._counts_of_one_owner()  # measured once; the rows of its trial are no lookup's
     calls: Counter[str] = Counter()
 
     def counting(owner: Any, name: str) -> Any:
@@ -121,12 +126,17 @@ def counted() -> Iterator[Counter[str]]:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             found = own(*args, **kwargs)
-            calls[name] += found is not None
+            calls[name] += found is not None or name == "add_rows"
             return found
 
         return patch.object(owner, name, call)
 
-    with counting(Product, "cross_entropy"), counting(Product, "logits"), counting(tied_lookup, "take"):
+    functions = ((Product, "cross_entropy"), (Product, "logits")) + tuple(
+        (shared_gradient, name) for name in ("add_rows", "_copy", "summed_rows")
+    )
+    with ExitStack() as patches:
+        for owner, name in functions:
+            patches.enter_context(counting(owner, name))
         yield calls
 
 
@@ -164,7 +174,12 @@ def run_class(name: str, compiled: bool = False) -> Result:
         wrong = [*difference(step(model, inputs, compiled).with_zeros_of(tied), tied)]
     if not torch.equal(step(model, inputs).loss, plain.loss):
         wrong.append("the loss after remove()")
-    return Result(name, "DIFFERS" if wrong else kind, ", ".join(wrong), gradients_of(model, calls["take"]))
+    return Result(
+        name,
+        "DIFFERS" if wrong else kind,
+        ", ".join(wrong),
+        gradients_of(model, calls["add_rows"] - calls["_copy"] if not calls["summed_rows"] else 0),
+    )
 
 
 def compiles(model: Any, inputs: Tensors) -> bool:
