@@ -131,12 +131,11 @@ def counted() -> Iterator[Counter[str]]:
 
         return patch.object(owner, name, call)
 
-    functions = ((Product, "cross_entropy"), (Product, "logits")) + tuple(
-        (shared_gradient, name) for name in ("add_rows", "_copy", "summed_rows")
-    )
+    places = {Product: ("cross_entropy", "logits"), shared_gradient: ("add_rows", "_copy", "summed_rows")}
     with ExitStack() as patches:
-        for owner, name in functions:
-            patches.enter_context(counting(owner, name))
+        for owner, names in places.items():
+            for name in names:
+                patches.enter_context(counting(owner, name))
         yield calls
 
 
@@ -174,12 +173,8 @@ def run_class(name: str, compiled: bool = False) -> Result:
         wrong = [*difference(step(model, inputs, compiled).with_zeros_of(tied), tied)]
     if not torch.equal(step(model, inputs).loss, plain.loss):
         wrong.append("the loss after remove()")
-    return Result(
-        name,
-        "DIFFERS" if wrong else kind,
-        ", ".join(wrong),
-        gradients_of(model, calls["add_rows"] - calls["_copy"] if not calls["summed_rows"] else 0),
-    )
+    in_place = 0 if calls["summed_rows"] else calls["add_rows"] - calls["_copy"]
+    return Result(name, "DIFFERS" if wrong else kind, ", ".join(wrong), gradients_of(model, in_place))
 
 
 def compiles(model: Any, inputs: Tensors) -> bool:
