@@ -23,7 +23,7 @@ from bowline.nn import find_ties, tie_weights, use_tied_loss
 from bowline.nn.modules.quantized_table import QuantizedEmbedding, QuantizedHead, QuantizedTable, quantize_tied
 from tests.nn.models import HEAD, BertLike, EncoderDecoder, TinyLM
 
-TORCHAO = Path(__file__).parents[2] / ".peers" / "torchao"
+TORCHAO = Path(__file__).parents[3] / ".peers" / "torchao"
 ROWS, WIDTH = 1000, 64
 IDS = torch.arange(ROWS).reshape(4, 250)
 
