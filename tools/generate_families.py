@@ -1,4 +1,4 @@
-"""Writes `src/bowline/families/transformers.json` from two transformers versions.
+"""Writes `src/bowline/families/tables/transformers.json` from two transformers versions.
 
     python tools/generate_families.py PYTHON_WITH_4 PYTHON_WITH_5 [--facts FOLDER]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLE = ROOT / "src" / "bowline" / "families" / "transformers.json"
+TABLE = ROOT / "src" / "bowline" / "families" / "tables" / "transformers.json"
 FLAG = "tie_word_embeddings"
 BATCH = 150
 

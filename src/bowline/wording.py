@@ -1,10 +1,11 @@
-"""Lists of words as text for messages and reports."""
+"""Text for messages and reports: lists of words, the place a message is about, and escaped control characters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 
-__all__ = ["joined", "listed"]
+__all__ = ["joined", "listed", "located", "printable"]
 
 
 def joined(words: Sequence[str]) -> str:
@@ -28,3 +29,37 @@ def listed(words: Sequence[str], limit: int, rest: str = "more") -> str:
     """
     others = f" and {len(words) - limit} {rest}" if len(words) > limit else ""
     return ", ".join(words[:limit]) + others
+
+
+def located(message: str, place: str) -> str:
+    """The message with `place` in front, unless it begins with it.
+
+    Example:
+        >>> located("model.safetensors: 0 bytes", "models/a")
+        'models/a: model.safetensors: 0 bytes'
+        >>> located("model.safetensors: 0 bytes", "models/a/model.safetensors")
+        'models/a/model.safetensors: 0 bytes'
+        >>> located("org/name@main: not found", "org/name")
+        'org/name@main: not found'
+    """
+    path = PurePath(place)
+    for said in (place, str(path), str(path.parent)):  # a file's message may name its directory
+        if message.startswith((f"{said}:", f"{said}@", f"'{said}'")):
+            return message
+    if path.name and place.endswith(path.name) and message.startswith(f"{path.name}: "):
+        return place.removesuffix(path.name) + message
+    return f"{place}: {message}"
+
+
+def printable(line: str) -> str:
+    """`line` with every character escaped that would end the line or move the cursor.
+
+    Names in untrusted files must not control a terminal.
+
+    Example:
+        >>> print(printable("lm_head" + chr(27) + "[31m.weight"))
+        lm_head\\x1b[31m.weight
+    """
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)

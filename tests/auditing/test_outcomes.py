@@ -15,11 +15,11 @@ from bowline.auditing import audit
 from bowline.auditing.audit_report import findings_of
 from bowline.auditing.evidence_gathering import gather
 from bowline.auditing.loaders import LOADERS, Fate, Outcome
-from bowline.auditing.loaders.outcome import knowledge
 from bowline.auditing.rules import all_rules
 from bowline.checkpoint import Checkpoint
 from bowline.checkpoint.places.byte_source import ByteSource, MemoryBytes
 from bowline.checkpoint.places.file_set import FileSet
+from bowline.families.loader_tables import loader_table
 from bowline.families.transformers_table import load_table
 from tests.checkpoint.pickled import dictionary, saved, storage, tensor
 from tests.checkpoints import BART, BERT, GPT2, HEAD, LLAMA, LLAVA, OWN, T5, UNKNOWN, WTE, bf16, table, write
@@ -310,19 +310,19 @@ def test_vllm_refuses_a_class_that_it_does_not_have(tmp_path: Path) -> None:
 
 
 def test_vllm_always_ties_some_classes(tmp_path: Path) -> None:
-    assert "Cohere2ForCausalLM" in knowledge("vllm.json")["always_tied"]
+    assert "Cohere2ForCausalLM" in loader_table("vllm")["always_tied"]
     assert fate_in("vllm", tmp_path, "Cohere2ForCausalLM", tied=False) is TIED
     assert fate_in("vllm", tmp_path, "Cohere2ForCausalLM", tied=True, head=OWN) is DROPPED
 
 
 def test_vllm_has_classes_without_a_head_to_load_into(tmp_path: Path) -> None:
-    assert "Gemma2ForCausalLM" in knowledge("vllm.json")["refuses_stored_head"]
+    assert "Gemma2ForCausalLM" in loader_table("vllm")["refuses_stored_head"]
     assert fate_in("vllm", tmp_path, "Gemma2ForCausalLM", tied=True, head=table()) is REFUSED
     assert fate_in("vllm", tmp_path, "Gemma2ForCausalLM", tied=True) is TIED
 
 
 def test_vllm_never_ties_some_classes(tmp_path: Path) -> None:
-    assert "DeepseekV3ForCausalLM" in knowledge("vllm.json")["never_tied"]
+    assert "DeepseekV3ForCausalLM" in loader_table("vllm")["never_tied"]
     assert fate_in("vllm", tmp_path, "DeepseekV3ForCausalLM", tied=True) is RANDOM
     assert fate_in("vllm", tmp_path, "DeepseekV3ForCausalLM", tied=True, head=OWN) is KEPT
 
@@ -372,22 +372,22 @@ def test_llama_cpp_refuses_a_class_that_it_cannot_convert(tmp_path: Path) -> Non
     assert found == Outcome(REFUSED, "llama.cpp cannot convert BartForConditionalGeneration")
 
 
-@pytest.mark.parametrize("file", ["vllm.json", "llama_cpp.json"])
-def test_what_is_known_of_a_loader_is_dated_and_sourced(file: str) -> None:
-    known = knowledge(file)
+@pytest.mark.parametrize("loader", ["vllm", "llama_cpp"])
+def test_what_is_known_of_a_loader_is_dated_and_sourced(loader: str) -> None:
+    known = loader_table(loader)
     assert known["as_of"]
     assert known["source"]
     assert len(known["architectures"]) > 200
 
 
 def test_llama_cpps_rules_use_known_words_only() -> None:
-    for name, rule in knowledge("llama_cpp.json")["architectures"].items():
+    for name, rule in loader_table("llama_cpp")["architectures"].items():
         assert rule["head_when_stored"] in ("kept", "dropped", "dropped-if-flag", "dropped-if-equal", "refused"), name
         assert rule["head_when_missing"] in ("tied", "refused", "none"), name
 
 
 def test_vllms_exceptions_are_classes_that_it_has() -> None:
-    known = knowledge("vllm.json")
+    known = loader_table("vllm")
     for exceptions in ("always_tied", "refuses_stored_head", "never_tied"):
         assert set(known[exceptions]) <= set(known["architectures"])
 

@@ -250,10 +250,10 @@ def test_a_numpy_archive_called_bin_is_a_format_error(tmp_path: Path) -> None:
 
 def test_every_lint_kind_is_one_rule() -> None:
     """A lint that no rule reads would be seen and never said."""
-    import bowline.auditing.rules.container as container
+    import bowline.auditing.rules.file_structure as file_structure
     import bowline.auditing.rules.metadata as knowledge
 
-    text = "".join(Path(str(room.__file__)).read_text() for room in (container, knowledge))
+    text = "".join(Path(str(room.__file__)).read_text() for room in (file_structure, knowledge))
     assert [kind for kind in LintKind if text.count(f"LintKind.{kind.name}") != 1] == []
 
 

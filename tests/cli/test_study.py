@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bowline.cli.study import study
 from bowline.errors import UsageError
-from bowline.study.bench import Bench
+from bowline.study.experiments import Experiments
 from bowline.study.question import Question
 from bowline.study.questions.question_list import QUESTIONS
 from tests.study.test_framework import _conclusion, _plot, _run
@@ -59,10 +59,10 @@ def test_a_wrong_name_is_told_before_any_work(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_an_interrupted_study_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: Bench, function: Any, **arguments: Any) -> Any:
+    def interrupted(self: Experiments, function: Any, **arguments: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Bench, "unit", interrupted)
+    monkeypatch.setattr(Experiments, "unit", interrupted)
     result = run("toy", "--quick", "--out", str(tmp_path))
     assert result.exit_code == 130
     assert "the same command goes on from there" in result.stderr

@@ -17,9 +17,9 @@ import pytest
 
 from bowline.errors import UsageError
 from bowline.plots.panels import Bar, Bars, Curve, Curves, Group, Sheet, draw_sheet
-from bowline.study import bench as benches
-from bowline.study.bench import Bench, code_digest, write_whole
+from bowline.study import experiments
 from bowline.study.experiment_sizes import FULL, QUICK, ExperimentSizes
+from bowline.study.experiments import Experiments, code_digest, write_whole
 from bowline.study.question import Numbers, Question
 from bowline.study.questions.question_list import QUESTIONS, chosen
 from bowline.study.statistics import difference, with_error
@@ -39,8 +39,8 @@ def place(text: Path) -> str:
     return text.name
 
 
-def _run(bench: Bench) -> Numbers:
-    return {"values": [bench.unit(double, value=value)["double"] for value in (1, 2)]}
+def _run(experiments: Experiments) -> Numbers:
+    return {"values": [experiments.unit(double, value=value)["double"] for value in (1, 2)]}
 
 
 def _plot(numbers: Numbers) -> Sheet:
@@ -69,7 +69,7 @@ def drawing() -> Any:
 
 
 def test_a_unit_is_run_once_for_its_arguments(tmp_path: Path) -> None:
-    first, second = Bench(tmp_path, QUICK), Bench(tmp_path, QUICK)
+    first, second = Experiments(tmp_path, QUICK), Experiments(tmp_path, QUICK)
     assert first.unit(double, value=1) == second.unit(double, value=1) == {"double": 2, "pair": [1, 2], "none": None}
     second.unit(double, value=2)
     assert CALLS == [1, 2]
@@ -77,23 +77,23 @@ def test_a_unit_is_run_once_for_its_arguments(tmp_path: Path) -> None:
 
 
 def test_other_code_is_another_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Bench(tmp_path, QUICK).unit(double, value=1)
-    monkeypatch.setattr(benches, "code_digest", lambda module: "another")
-    Bench(tmp_path, QUICK).unit(double, value=1)
+    Experiments(tmp_path, QUICK).unit(double, value=1)
+    monkeypatch.setattr(experiments, "code_digest", lambda module: "another")
+    Experiments(tmp_path, QUICK).unit(double, value=1)
     assert CALLS == [1, 1]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"unit": "test_framework.double"}'])
 def test_a_file_that_is_no_whole_unit_is_made_anew(tmp_path: Path, content: str) -> None:
-    Bench(tmp_path, QUICK).unit(double, value=1)
+    Experiments(tmp_path, QUICK).unit(double, value=1)
     (path,) = (tmp_path / "units").iterdir()
     path.write_text(content)
-    assert Bench(tmp_path, QUICK).unit(double, value=1)["double"] == 2
+    assert Experiments(tmp_path, QUICK).unit(double, value=1)["double"] == 2
     assert CALLS == [1, 1]
 
 
 def test_the_place_of_the_text_is_given_and_is_no_part_of_the_configuration(tmp_path: Path) -> None:
-    assert Bench(tmp_path, QUICK).unit(place) == "text"
+    assert Experiments(tmp_path, QUICK).unit(place) == "text"
     (path,) = (tmp_path / "units").iterdir()
     assert str(tmp_path) not in path.read_text() and "python" in json.loads(path.read_text())
 
@@ -105,7 +105,7 @@ def test_comments_docstrings_and_what_is_said_are_not_in_the_fingerprint(tmp_pat
     other.write_text("def run():\n    # quickly\n    return (1)\ndef _conclusion(n):\n    return 'other'\n")
     another = tmp_path / "another.py"
     another.write_text("def run():\n    return 2\n")
-    assert benches._essence(one) == benches._essence(other) != benches._essence(another)
+    assert experiments._essence(one) == experiments._essence(other) != experiments._essence(another)
 
 
 def test_every_question_has_a_fingerprint_of_its_own() -> None:
@@ -163,15 +163,15 @@ def test_answers_of_another_call_stay_in_the_report_and_those_of_another_setting
 KILLED = """
     import sys, time
     from pathlib import Path
-    from bowline.study.bench import Bench
+    from bowline.study.experiments import Experiments
     from bowline.study.experiment_sizes import QUICK
 
     def slow(value):
         time.sleep(0.02)
         return value
 
-    bench = Bench(Path(sys.argv[1]), QUICK)
-    print(sum(bench.unit(slow, value=value) for value in range(int(sys.argv[2]))), bench.ran, flush=True)
+    experiments = Experiments(Path(sys.argv[1]), QUICK)
+    print(sum(experiments.unit(slow, value=value) for value in range(int(sys.argv[2]))), experiments.ran, flush=True)
 """
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
-from bowline.study.bench import Bench
 from bowline.study.experiment_sizes import QUICK, ExperimentSizes
+from bowline.study.experiments import Experiments
 from bowline.study.observed_run import equal_width
 from bowline.study.questions.question_list import QUESTIONS
 from bowline.study.row_search import searches
@@ -39,14 +39,14 @@ TINY = ExperimentSizes(
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(tmp_path_factory.mktemp("study"), TINY)
+def experiments(tmp_path_factory: pytest.TempPathFactory) -> Experiments:
+    return Experiments(tmp_path_factory.mktemp("study"), TINY)
 
 
 @pytest.fixture(scope="module")
-def numbers(bench: Bench) -> dict[str, Any]:
+def numbers(experiments: Experiments) -> dict[str, Any]:
     """What all questions find, in the order of the catalogue."""
-    return {name: question.run(bench) for name, question in QUESTIONS.items()}
+    return {name: question.run(experiments) for name, question in QUESTIONS.items()}
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -59,11 +59,11 @@ def test_a_question_is_answered_from_numbers_that_json_has(name: str, numbers: d
     assert question.asks.endswith("?")
 
 
-def test_a_run_that_two_questions_ask_of_is_run_once(bench: Bench, numbers: dict[str, Any]) -> None:
-    again = Bench(bench.directory, TINY)
+def test_a_run_that_two_questions_ask_of_is_run_once(experiments: Experiments, numbers: dict[str, Any]) -> None:
+    again = Experiments(experiments.directory, TINY)
     assert QUESTIONS["gradient"].run(again) == numbers["gradient"]
     assert (again.ran, again.kept) == (0, 4)
-    assert len(list((bench.directory / "units").glob("observed_run.*"))) == 10  # five arms, two seeds
+    assert len(list((experiments.directory / "units").glob("observed_run.*"))) == 10  # five arms, two seeds
 
 
 # --- what is known of the numbers beforehand ------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def test_a_row_that_is_left_out_is_not_found() -> None:
     assert searches(table, table, rows, but=rows)["cosine_right"] == 0.0
 
 
-def test_padding_fills_rows_up_and_is_masked_and_no_label(bench: Bench) -> None:
-    data = prepared(bench.text, "bert", TINY)
+def test_padding_fills_rows_up_and_is_masked_and_no_label(experiments: Experiments) -> None:
+    data = prepared(experiments.text, "bert", TINY)
     batches = Padded(data.batches(seed=0), pad=data.pad, seed=0)
     batch = batches.at(3)
     padding = batch["attention_mask"] == 0
@@ -182,19 +182,19 @@ def test_padding_fills_rows_up_and_is_masked_and_no_label(bench: Bench) -> None:
     assert all(torch.equal(batch[key], value) for key, value in batches.at(3).items())
 
 
-def test_a_later_phase_sees_the_batches_that_follow(bench: Bench) -> None:
-    batches = prepared(bench.text, "gpt2", TINY).batches(seed=0)
+def test_a_later_phase_sees_the_batches_that_follow(experiments: Experiments) -> None:
+    batches = prepared(experiments.text, "gpt2", TINY).batches(seed=0)
     assert torch.equal(Later(batches, 5).at(2)["input_ids"], batches.at(7)["input_ids"])
 
 
-def test_short_text_is_the_beginning_of_the_text(bench: Bench) -> None:
-    data = prepared(bench.text, "gpt2", TINY)
+def test_short_text_is_the_beginning_of_the_text(experiments: Experiments) -> None:
+    data = prepared(experiments.text, "gpt2", TINY)
     seen = torch.cat([data.batches(seed=0, tokens=200).at(step)["input_ids"].flatten() for step in range(20)])
     assert set(seen.tolist()) <= set(data.packed.train[:200].tolist())
 
 
-def test_learning_looks_before_and_after_and_in_eval_mode(bench: Bench) -> None:
-    batches = prepared(bench.text, "gpt2", TINY).batches(seed=0)
+def test_learning_looks_before_and_after_and_in_eval_mode(experiments: Experiments) -> None:
+    batches = prepared(experiments.text, "gpt2", TINY).batches(seed=0)
     model = build("gpt2", TINY, seed=0)
     before = held_out_loss(model, batches)
     modes: list[bool] = []
@@ -209,8 +209,8 @@ def test_learning_looks_before_and_after_and_in_eval_mode(bench: Bench) -> None:
     assert modes == [False] * 3
 
 
-def test_the_held_out_loss_is_the_mean_over_labels(bench: Bench) -> None:
-    batches = prepared(bench.text, "bert", TINY).batches(seed=0)
+def test_the_held_out_loss_is_the_mean_over_labels(experiments: Experiments) -> None:
+    batches = prepared(experiments.text, "bert", TINY).batches(seed=0)
     model = build("bert", TINY, seed=0).eval()
     losses = []
     with torch.no_grad():

@@ -14,13 +14,13 @@ from bowline.checkpoint.formats.dtypes import BITS, decode
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import loads
 from bowline.checkpoint.lint import Lint, LintKind
-from bowline.checkpoint.locations import located
 from bowline.checkpoint.places.byte_source import ByteSource, LocalFile
 from bowline.checkpoint.places.closeable import Closing
 from bowline.checkpoint.places.file_set import FileSet
 from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.checkpoint.weights import INDEX_SUFFIX, Weights, is_weight_file, read_weights
 from bowline.errors import BowlineError, CheckpointError, FormatError, NoCheckpointError, UsageError
+from bowline.wording import located
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -10,7 +10,6 @@ from io import TextIOWrapper
 import typer
 
 from bowline import __version__
-from bowline.auditing.report.terminal_text import printable
 from bowline.cli.audit import audit
 from bowline.cli.demo import demo
 from bowline.cli.explain import explain
@@ -20,6 +19,7 @@ from bowline.cli.init_loss import init_loss
 from bowline.cli.study import study
 from bowline.cli.train import TrainCommand, train
 from bowline.errors import BowlineError
+from bowline.wording import printable
 
 __all__ = ["app", "main"]
 

@@ -10,10 +10,10 @@ import typer
 from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.config_fix import fix_config
 from bowline.auditing.report import FORMATS, AuditFailure, Run
-from bowline.auditing.report.terminal_text import printable
 from bowline.cli.output_format import OutputFormat
 from bowline.cli.progress_bar import shown_progress
 from bowline.errors import BowlineError, ConfigError, UsageError
+from bowline.wording import printable
 
 __all__ = ["audit"]
 

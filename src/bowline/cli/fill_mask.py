@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bowline.auditing.report.terminal_text import printable
 from bowline.cli.option_errors import LOADING, in_options
 from bowline.cli.torch_requirement import needs_torch
+from bowline.wording import printable
 
 if TYPE_CHECKING:
     from bowline.models.generation import FilledMask

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from bowline.auditing.report.terminal_text import printable
 from bowline.cli.option_errors import LOADING, in_options
 from bowline.cli.torch_requirement import needs_torch
 from bowline.errors import UsageError
+from bowline.wording import printable
 
 __all__ = ["generate"]
 

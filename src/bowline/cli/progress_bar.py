@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bowline.auditing.progress import Progress
-from bowline.auditing.report.terminal_text import printable
+from bowline.wording import printable
 
 __all__ = ["shown_progress"]
 

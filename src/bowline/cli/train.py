@@ -11,10 +11,10 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from bowline.auditing.report.terminal_text import printable
 from bowline.cli.field_options import with_field_options
 from bowline.cli.option_errors import in_options
 from bowline.cli.torch_requirement import needs_torch
+from bowline.wording import printable
 
 if TYPE_CHECKING:
     from bowline.train.training_run import Plan, TrainedRun

@@ -1,4 +1,4 @@
-"""Reads `transformers.json`, which `tools/generate_families.py` makes from transformers; it is never edited by hand."""
+"""Reads `tables/transformers.json`, which `tools/generate_families.py` makes; it is never edited by hand."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Table:
 @cache
 def load_table() -> Table:
     """The table that comes with this release."""
-    return Table(json.loads(Path(__file__).with_name("transformers.json").read_bytes()))
+    return Table(json.loads((Path(__file__).parent / "tables" / "transformers.json").read_bytes()))
 
 
 def _architecture(name: str, raw: Mapping[str, Any]) -> ArchitectureFacts:

@@ -12,8 +12,8 @@ import torch
 from bowline import geometry
 from bowline.models import GPT2LMHeadModel
 from bowline.nn.modules.gradient_split import split_gradient
-from bowline.study.bench import Bench
 from bowline.study.experiment_sizes import ExperimentSizes
+from bowline.study.experiments import Experiments
 from bowline.study.row_search import searches
 from bowline.study.small_models import build, held_out_loss, learn, look_steps
 from bowline.study.study_text import prepared
@@ -25,11 +25,11 @@ FREQUENT = 400
 """The number of frequent tokens whose pairwise cosines are compared between two tables."""
 
 
-def runs(bench: Bench, *, tied: bool, width: int | None = None, few: bool = False) -> list[dict[str, Any]]:
-    """Return the run of each seed, from the bench's files if another question needed it before."""
-    setting = bench.setting
+def runs(experiments: Experiments, *, tied: bool, width: int | None = None, few: bool = False) -> list[dict[str, Any]]:
+    """Return the run of each seed, from the files of earlier experiments if another question needed it before."""
+    setting = experiments.setting
     return [
-        bench.unit(
+        experiments.unit(
             observed_run,
             setting=setting.as_dict(),
             tied=tied,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bowline.plots.panels import Sheet
-from bowline.study.bench import Bench
+from bowline.study.experiments import Experiments
 
 __all__ = ["Numbers", "Question"]
 
@@ -19,13 +19,13 @@ Numbers = dict[str, Any]
 class Question:
     """One question from a discussion thread.
 
-    `run` measures. Each slow part of it is a unit of the bench, so that its result is kept. `plot` and `conclusion` get
-    only the numbers. `conclusion` returns two sentences, which say so if the numbers do not show the expected result.
+    `run` measures. Each slow part of it is a unit of work, whose result is kept. `plot` and `conclusion` get only the
+    numbers. `conclusion` returns two sentences, which say so if the numbers do not show the expected result.
     """
 
     name: str
     asks: str
     thread: str
-    run: Callable[[Bench], Numbers]
+    run: Callable[[Experiments], Numbers]
     plot: Callable[[Numbers], Sheet]
     conclusion: Callable[[Numbers], str]

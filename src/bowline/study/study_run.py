@@ -12,8 +12,8 @@ from typing import Any
 
 from bowline.errors import UsageError
 from bowline.plots.figure_style import plain_style
-from bowline.study.bench import Bench, code_digest
 from bowline.study.experiment_sizes import QUICK, ExperimentSizes
+from bowline.study.experiments import Experiments, code_digest
 from bowline.study.question import Question
 from bowline.study.questions.question_list import QUESTIONS, chosen
 from bowline.study.study_report import RECORD, Answer, earlier, write_figure, write_report
@@ -55,23 +55,23 @@ def study(
     before = [each for each in earlier(directory, setting) if _stands(each)]
     answers: list[Answer] = []
     for question in wanted:
-        answer = _answer(question, Bench(directory, setting, tell=tell))
+        answer = _answer(question, Experiments(directory, setting, tell=tell))
         answers.append(answer)
         write_report(directory, setting, _merged(before, answers))
         answered(answer)
     return answers
 
 
-def _answer(question: Question, bench: Bench) -> Answer:
+def _answer(question: Question, experiments: Experiments) -> Answer:
     start = time.perf_counter()
-    numbers = question.run(bench)
+    numbers = question.run(experiments)
     return Answer(
         name=question.name,
         asks=question.asks,
         thread=question.thread,
         conclusion=question.conclusion(numbers),
-        figure=write_figure(question, numbers, bench.directory),
-        seconds=round(bench.seconds, 3),
+        figure=write_figure(question, numbers, experiments.directory),
+        seconds=round(experiments.seconds, 3),
         elapsed=round(time.perf_counter() - start, 3),
         code=_code(question),
         numbers=numbers,

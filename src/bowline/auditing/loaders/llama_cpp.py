@@ -9,10 +9,10 @@ from bowline.auditing.loaders.outcome import (
     StoredFacts,
     always_tied,
     asked_of_newest,
-    knowledge,
     takes_no_dictionary,
 )
 from bowline.families.declaration import Declaration, DeclaredTie
+from bowline.families.loader_tables import loader_table
 
 __all__ = ["llama_cpp"]
 
@@ -20,7 +20,7 @@ __all__ = ["llama_cpp"]
 def llama_cpp(declaration: Declaration, seen: StoredFacts) -> Result:
     """llama.cpp's converter, then its runtime: most keep a stored head whatever the flag says."""
     architecture = declaration.architecture
-    rule = knowledge("llama_cpp.json")["architectures"].get(architecture)
+    rule = loader_table("llama_cpp")["architectures"].get(architecture)
     for declared in declaration.ties:
         tie = declared.tie
         if rule is None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
-from pathlib import Path
-from typing import Any
 
-from bowline import families
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.families.declaration import Declaration, DeclaredTie
 from bowline.families.quirks import FlagValue, quirks_of
@@ -25,7 +20,6 @@ __all__ = [
     "StoredFacts",
     "always_tied",
     "asked_of_newest",
-    "knowledge",
     "misfit",
     "neither",
     "odd_flag",
@@ -141,10 +135,3 @@ def odd_flag(declaration: Declaration) -> Outcome | None:
 def takes_no_dictionary() -> Outcome:
     """What a loader says of a pickle whose tensors lie in a dictionary of it."""
     return Outcome(Fate.REFUSED, "the pickle holds a dictionary where a tensor is expected")
-
-
-@cache
-def knowledge(name: str) -> Mapping[str, Any]:
-    """One of the families' data files."""
-    content: Mapping[str, Any] = json.loads((Path(families.__file__).parent / name).read_bytes())
-    return content

@@ -9,20 +9,20 @@ from bowline.auditing.loaders.outcome import (
     StoredFacts,
     always_tied,
     asked_of_newest,
-    knowledge,
     misfit,
     neither,
     odd_flag,
     takes_no_dictionary,
 )
 from bowline.families.declaration import Declaration, DeclaredTie
+from bowline.families.loader_tables import loader_table
 
 __all__ = ["vllm"]
 
 
 def vllm(declaration: Declaration, seen: StoredFacts) -> Result:
     """vLLM from 0.29: a stored `lm_head.weight` in safetensors outranks the flag, and is re-tied when it is equal."""
-    known = knowledge("vllm.json")
+    known = loader_table("vllm")
     architecture = declaration.architecture
     native, backend = architecture in known["architectures"], architecture in known["transformers_backend"]
     for declared in declaration.ties:

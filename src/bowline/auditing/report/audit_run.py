@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.rules import Finding
-from bowline.checkpoint.locations import located
+from bowline.wording import located
 
 __all__ = ["AuditFailure", "Run"]
 

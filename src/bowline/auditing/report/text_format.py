@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.report.audit_run import Run
-from bowline.auditing.report.terminal_text import printable
 from bowline.auditing.rules import Finding, Severity
+from bowline.wording import printable
 
 __all__ = ["render_concise", "render_full"]
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from bowline.checkpoint import Checkpoint, open_checkpoint
-from bowline.checkpoint.locations import located
 from bowline.errors import CheckpointError, ConfigError, TieError, UsageError
 from bowline.models.common.stored_config import checked_path, stored_config
 from bowline.nn import keep_tied, load_checkpoint
 from bowline.nn.tree.slots import slots
+from bowline.wording import located
 
 __all__ = ["LoadingInfo", "checked_device", "from_pretrained", "live_name"]
 

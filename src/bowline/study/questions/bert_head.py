@@ -12,8 +12,8 @@ import torch
 from bowline.models import BertForMaskedLM
 from bowline.nn import tie_weights, untie_weights
 from bowline.plots.panels import Bar, Bars, Curve, Curves, Group, Sheet
-from bowline.study.bench import Bench
 from bowline.study.experiment_sizes import ExperimentSizes
+from bowline.study.experiments import Experiments
 from bowline.study.question import Numbers, Question
 from bowline.study.small_models import Later, build, held_out_loss, learn, mean_curve
 from bowline.study.statistics import difference, mean, percent, standard_error, with_error, written
@@ -24,9 +24,9 @@ SHARE = 3
 """Each of the two phases, pretraining and training after the cloning, takes 1/3 of the steps."""
 
 
-def _run(bench: Bench) -> Numbers:
-    setting = bench.setting
-    return {"seeds": [bench.unit(drift, setting=setting.as_dict(), seed=seed) for seed in range(setting.seeds)]}
+def _run(experiments: Experiments) -> Numbers:
+    setting = experiments.setting
+    return {"seeds": [experiments.unit(drift, setting=setting.as_dict(), seed=seed) for seed in range(setting.seeds)]}
 
 
 def drift(setting: dict[str, Any], seed: int, text: Path) -> dict[str, Any]:

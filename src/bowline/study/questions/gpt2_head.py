@@ -11,8 +11,8 @@ import torch
 from bowline.models import GPT2Config, GPT2LMHeadModel
 from bowline.nn import untie_weights
 from bowline.plots.panels import Bar, Bars, Curve, Curves, Group, Sheet
-from bowline.study.bench import Bench
 from bowline.study.experiment_sizes import ExperimentSizes
+from bowline.study.experiments import Experiments
 from bowline.study.question import Numbers, Question
 from bowline.study.small_models import build, held_out_loss, learn, mean_curve
 from bowline.study.statistics import difference, joined, mean, percent, standard_error, with_error
@@ -25,11 +25,11 @@ SHARE = 3
 """Pretraining takes 1/3 of the steps, and so does tuning."""
 
 
-def _run(bench: Bench) -> Numbers:
-    setting = bench.setting
+def _run(experiments: Experiments) -> Numbers:
+    setting = experiments.setting
     return {
-        "names": bench.unit(names),
-        "tuning": [bench.unit(tune, setting=setting.as_dict(), seed=seed) for seed in range(setting.seeds)],
+        "names": experiments.unit(names),
+        "tuning": [experiments.unit(tune, setting=setting.as_dict(), seed=seed) for seed in range(setting.seeds)],
         "few_tokens": setting.few_tokens,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bowline.plots.panels import Curve, Curves, Sheet
-from bowline.study.bench import Bench
+from bowline.study.experiments import Experiments
 from bowline.study.observed_run import runs
 from bowline.study.question import Numbers, Question
 from bowline.study.small_models import mean_curve
@@ -17,8 +17,8 @@ INDEPENDENT = 0.2
 """Cosines up to this size count as nearly independent."""
 
 
-def _run(bench: Bench) -> Numbers:
-    found = {name: runs(bench, tied=tied) for name, tied in (("tied", True), ("untied", False))}
+def _run(experiments: Experiments) -> Numbers:
+    found = {name: runs(experiments, tied=tied) for name, tied in (("tied", True), ("untied", False))}
     return {
         "steps": [look["step"] for look in found["tied"][0]["looks"]],
         **{name: [[look["split"] for look in run["looks"]] for run in each] for name, each in found.items()},

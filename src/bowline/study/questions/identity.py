@@ -8,7 +8,7 @@ import numpy as np
 
 from bowline import geometry
 from bowline.plots.panels import Curve, Curves, Sheet
-from bowline.study.bench import Bench
+from bowline.study.experiments import Experiments
 from bowline.study.observed_run import runs
 from bowline.study.question import Numbers, Question
 from bowline.study.small_models import mean_curve
@@ -18,8 +18,8 @@ from bowline.study.trained_table import MINILM, minilm, minilm_table
 KEYS = ("identity_distance", "tight_frame_distance", "participation_ratio", "mean_cosine", "self_decoding")
 
 
-def _run(bench: Bench) -> Numbers:
-    tied, untied = runs(bench, tied=True), runs(bench, tied=False)
+def _run(experiments: Experiments) -> Numbers:
+    tied, untied = runs(experiments, tied=True), runs(experiments, tied=False)
     tables = {
         "tied": _of(tied, "table"),
         "untied, input": _of(untied, "table"),
@@ -28,11 +28,11 @@ def _run(bench: Bench) -> Numbers:
     first = tied[0]["looks"][0]["table"]
     return {
         "steps": [look["step"] for look in tied[0]["looks"]],
-        "vocab_size": bench.setting.vocab_size,
-        "hidden_size": bench.setting.hidden_size,
+        "vocab_size": experiments.setting.vocab_size,
+        "hidden_size": experiments.setting.hidden_size,
         "bound": first["identity_bound"],
         "tables": tables,
-        "trained": {MINILM: bench.unit(table_of_minilm)} if minilm() else {},
+        "trained": {MINILM: experiments.unit(table_of_minilm)} if minilm() else {},
     }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from bowline.plots.panels import Bar, Bars, Curve, Curves, Group, Sheet
-from bowline.study.bench import Bench
+from bowline.study.experiments import Experiments
 from bowline.study.observed_run import runs
 from bowline.study.question import Numbers, Question
 from bowline.study.row_search import searches
@@ -20,16 +20,16 @@ MOSTLY = 0.9
 """Two searches count as the same from this share of agreement on."""
 
 
-def _run(bench: Bench) -> Numbers:
+def _run(experiments: Experiments) -> Numbers:
     ends = {}
     for name, tied in (("tied", True), ("untied", False)):
-        found = runs(bench, tied=tied)
+        found = runs(experiments, tied=tied)
         ends[name] = {
             "steps": [look["step"] for look in found[0]["looks"]],
             "seeds": [[look["search"] for look in run["looks"]] for run in found],
         }
-    rows = {MINILM: bench.unit(rows_of_minilm, queries=bench.setting.queries)} if minilm() else {}
-    return {**ends, "rows": rows, "vocab_size": bench.setting.vocab_size}
+    rows = {MINILM: experiments.unit(rows_of_minilm, queries=experiments.setting.queries)} if minilm() else {}
+    return {**ends, "rows": rows, "vocab_size": experiments.setting.vocab_size}
 
 
 def rows_of_minilm(queries: int) -> dict[str, Any]:

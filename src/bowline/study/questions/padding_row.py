@@ -9,8 +9,8 @@ import torch
 
 from bowline.models import BertForMaskedLM
 from bowline.plots.panels import Bar, Bars, Curve, Curves, Group, Sheet
-from bowline.study.bench import Bench
 from bowline.study.experiment_sizes import ExperimentSizes
+from bowline.study.experiments import Experiments
 from bowline.study.question import Numbers, Question
 from bowline.study.small_models import build, held_out_loss, learn, mean_curve
 from bowline.study.statistics import difference, joined, mean, standard_error, with_error, written
@@ -27,16 +27,17 @@ SHARE = 4
 """The runs take 1/4 of the steps."""
 
 
-def _run(bench: Bench) -> Numbers:
-    setting = bench.setting
+def _run(experiments: Experiments) -> Numbers:
+    setting = experiments.setting
     return {
         "policies": {
             policy: [
-                bench.unit(drift, setting=setting.as_dict(), policy=policy, seed=seed) for seed in range(setting.seeds)
+                experiments.unit(drift, setting=setting.as_dict(), policy=policy, seed=seed)
+                for seed in range(setting.seeds)
             ]
             for policy in POLICIES
         },
-        "formula": bench.unit(formula, setting=setting.as_dict()),
+        "formula": experiments.unit(formula, setting=setting.as_dict()),
     }
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bowline.plots.panels import Bar, Bars, Curve, Curves, Group, Sheet
-from bowline.study.bench import Bench
 from bowline.study.experiment_sizes import ExperimentSizes
+from bowline.study.experiments import Experiments
 from bowline.study.initial_loss import FAMILIES, compare, recipes_of
 from bowline.study.question import Numbers, Question
 from bowline.study.small_models import build, held_out_loss, learn, look_steps, mean_curve
@@ -29,13 +29,13 @@ SHARE = 4
 """The runs take 1/4 of the steps."""
 
 
-def _run(bench: Bench) -> Numbers:
-    setting = bench.setting
+def _run(experiments: Experiments) -> Numbers:
+    setting = experiments.setting
     vocab = setting.sizes_vocab or FAMILIES["t5"].vocab_size
     width = setting.sizes_hidden or FAMILIES["t5"].hidden_size
     sizes = {"vocab_size": vocab, "hidden_size": width, "layers": setting.layers}
     rows = [
-        bench.unit(first_loss, recipe=recipe.name, tied=tied, **sizes)
+        experiments.unit(first_loss, recipe=recipe.name, tied=tied, **sizes)
         for recipe in recipes_of("t5")
         for tied in recipe.ties
     ]
@@ -43,7 +43,7 @@ def _run(bench: Bench) -> Numbers:
     for name in TRAINED:
         recipe, tie = name.split(", ")
         trained[name] = [
-            bench.unit(train, setting=setting.as_dict(), recipe=recipe, tied=tie == "tied", seed=seed)
+            experiments.unit(train, setting=setting.as_dict(), recipe=recipe, tied=tie == "tied", seed=seed)
             for seed in range(setting.seeds)
         ]
     return {**sizes, "rows": rows, "trained": trained}

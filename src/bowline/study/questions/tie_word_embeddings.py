@@ -13,7 +13,7 @@ from torch import nn
 from bowline.models import PreTrainedModel
 from bowline.nn import unique_parameters, untie_weights
 from bowline.plots.panels import Bar, Bars, Group, Sheet
-from bowline.study.bench import Bench
+from bowline.study.experiments import Experiments
 from bowline.study.initial_loss import FAMILIES
 from bowline.study.question import Numbers, Question
 from bowline.study.statistics import joined, percent, written
@@ -23,8 +23,8 @@ TITLES = {"bert": "BERT", "gpt2": "GPT-2", "t5": "T5"}
 LENGTH = 32
 
 
-def _run(bench: Bench) -> Numbers:
-    sizes = bench.setting
+def _run(experiments: Experiments) -> Numbers:
+    sizes = experiments.setting
     rows = []
     for family in MEASURED:
         vocab = sizes.sizes_vocab or FAMILIES[family].vocab_size
@@ -35,10 +35,10 @@ def _run(bench: Bench) -> Numbers:
                 "family": family,
                 "vocab_size": vocab,
                 "hidden_size": width,
-                "whole": bench.unit(count, family=family),
-                "tied": bench.unit(measure, tied=True, **small),
-                "untied": bench.unit(measure, tied=False, **small),
-                "gradient": bench.unit(gradient, **small),
+                "whole": experiments.unit(count, family=family),
+                "tied": experiments.unit(measure, tied=True, **small),
+                "untied": experiments.unit(measure, tied=False, **small),
+                "gradient": experiments.unit(gradient, **small),
             }
         )
     return {"rows": rows}

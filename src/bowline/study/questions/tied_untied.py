@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from bowline.plots.panels import Bar, Bars, Curve, Curves, Group, Sheet
-from bowline.study.bench import Bench
+from bowline.study.experiments import Experiments
 from bowline.study.observed_run import equal_width, runs
 from bowline.study.question import Numbers, Question
 from bowline.study.small_models import mean_curve
@@ -21,19 +21,19 @@ EXPECTED = {
 ARMS = {"tied": "tied", "untied": "untied, equal width", "narrow": "untied, equal parameters"}
 
 
-def _run(bench: Bench) -> Numbers:
-    narrow = equal_width(bench.setting)
+def _run(experiments: Experiments) -> Numbers:
+    narrow = equal_width(experiments.setting)
     plenty = {
-        "tied": runs(bench, tied=True),
-        "untied": runs(bench, tied=False),
-        "narrow": runs(bench, tied=False, width=narrow),
+        "tied": runs(experiments, tied=True),
+        "untied": runs(experiments, tied=False),
+        "narrow": runs(experiments, tied=False, width=narrow),
     }
-    short = {name: runs(bench, tied=name == "tied", few=True) for name in ("tied", "untied")}
+    short = {name: runs(experiments, tied=name == "tied", few=True) for name in ("tied", "untied")}
     looks = plenty["tied"][0]["looks"]
     return {
         "steps": [look["step"] for look in looks],
-        "tokens": bench.setting.tokens,
-        "few_tokens": bench.setting.few_tokens,
+        "tokens": experiments.setting.tokens,
+        "few_tokens": experiments.setting.few_tokens,
         "plenty": {name: _arm(found) for name, found in plenty.items()},
         "short": {name: _arm(found) for name, found in short.items()},
         "alike": [[look["alike"] for look in run["looks"]] for run in plenty["untied"]],

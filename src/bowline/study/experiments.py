@@ -22,7 +22,7 @@ from bowline import __version__
 from bowline.errors import UsageError
 from bowline.study.experiment_sizes import ExperimentSizes
 
-__all__ = ["Bench", "code_digest", "write_whole"]
+__all__ = ["Experiments", "code_digest", "write_whole"]
 
 ROOMS = ("geometry", "recipes", "functional", "nn", "models", "train")
 """The packages that experiments use. A change in their code can change the numbers."""
@@ -38,7 +38,7 @@ WORDING = frozenset({"_plot", "_conclusion", "QUESTION"})
 """Names of the code that draws or words results. A change in it does not change the numbers."""
 
 
-class Bench:
+class Experiments:
     """Runs units of work, or reads their results from files if the same arguments and code were run before.
 
     A unit is a function at the top level of a module. Its keyword arguments and its result can be written as JSON (a
