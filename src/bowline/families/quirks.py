@@ -74,6 +74,8 @@ class Quirks:
     """Further keys of the config that count the tokens of the same tokenizer."""
     hashes_ids: bool = False
     """The model computes with token ids beside looking rows up: an id has to stay what it is."""
+    root_width_scale: bool = False
+    """In transformers 4 the forward pass multiplies looked-up embeddings by the square root of `hidden_size`."""
     prompt_rows: bool = False
     """Other keys of the config say how many rows the table has past the vocabulary."""
     accepted_flags: frozenset[FlagValue] = frozenset()
@@ -150,6 +152,9 @@ BY_FAMILY: Mapping[str, Quirks] = {
     "blt": Quirks(same_tokens=("patcher_config.vocab_size",), hashes_ids=True),
     # T5Gemma's encoder and decoder share a tokenizer; each has a config of its own.
     "t5gemma": Quirks(same_tokens=("decoder.vocab_size",)),
+    # 4: normalizer in GemmaModel.forward and Gemma2Model.forward; 5 has a table that multiplies.
+    "gemma": Quirks(root_width_scale=True),
+    "gemma2": Quirks(root_width_scale=True),
     # CPM-Ant's table has rows for prompts: prompt_types * prompt_length.
     "cpmant": Quirks(prompt_rows=True),
     # The tables of these classes are built from keys other than the family's vocab_size.

@@ -138,7 +138,7 @@ def test_of_two_targets_that_differ_none_can_be_kept_for_all() -> None:
     model = EncoderDecoder()
     tie_weights(model, on_conflict="source")
     state = {name: torch.full((11, 4), float(at)) for at, name in enumerate(model.state_dict())}
-    with pytest.raises(TieError, match=r"two targets of shared\.weight that differ from each other"):
+    with pytest.raises(TieError, match=r"are both tied to shared\.weight and differ from each other"):
         load_state(model, state, on_conflict="target")
     report = load_state(model, state, on_conflict="untie")
     assert len(report.untied) == 3

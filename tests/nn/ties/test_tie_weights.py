@@ -174,7 +174,7 @@ def test_nan_at_both_ends_is_no_conflict() -> None:
 
 
 def test_two_targets_that_differ_cannot_both_stay() -> None:
-    with pytest.raises(TieError, match=r"two targets of shared.weight that differ from each other"):
+    with pytest.raises(TieError, match=r"are both tied to shared.weight and differ from each other"):
         tie_weights(EncoderDecoder(), on_conflict="target")
 
 

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
-from bowline.errors import TieError, UsageError
+from bowline.errors import TieError
 from bowline.nn.state.load_state import load_state
+from bowline.nn.ties.conflict_policy import Conflict, check_policy, expect_equal_targets
 from bowline.nn.ties.declared_ties import Ties, as_ties, declared_ties
 from bowline.nn.ties.module_sizes import fit_sizes, tell_transformers
 from bowline.nn.ties.shared_parameters import shared_ties
 from bowline.nn.ties.tensor_comparison import difference, is_plain, state_of
-from bowline.nn.ties.tying import Conflict, check_bias
+from bowline.nn.ties.tying import check_bias
 from bowline.nn.tree.slots import Slot, slot, slots
 from bowline.tie import Tie, TieState
 
@@ -53,8 +54,7 @@ def keep_tied(model: Model, ties: Ties | None = None, *, on_conflict: Conflict =
         >>> model["lm_head"].weight is model["wte"].weight
         True
     """
-    if on_conflict not in ("raise", "source", "target"):
-        raise UsageError(f"on_conflict={on_conflict!r}: expected 'raise', 'source' or 'target'")
+    check_policy(on_conflict)
     known = slots(model)
     wanted = (*shared_ties(model, known), *declared_ties(model, known=known)) if ties is None else as_ties(ties)
     wanted = tuple({tie.target: tie for tie in wanted}.values())
@@ -205,15 +205,12 @@ def _winner(
             )
         differing.append(end)
     if on_conflict == "target" and differing:
-        alike = [differing[0]]
-        for other in differing[1:]:
-            if state_of(other.tensor, differing[0].tensor) is TieState.DIVERGED:
-                raise TieError(
-                    f"{differing[0].name} and {other.name}: two targets of {source.name} that differ from each other, "
-                    "and on_conflict='target' can keep one",
-                    help='on_conflict="source" keeps the embedding; untie_weights(model) before keeps all',
-                )
-            alike.append(other)
+        expect_equal_targets(
+            source.name,
+            [(end.name, end.tensor) for end in differing],
+            help='on_conflict="source" keeps the embedding; untie_weights(model) before keeps all',
+        )
+        alike = differing
     return next((end.tensor for end in alike if end.tensor is before), alike[0].tensor)
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from bowline.recipes import Distribution, Role
+from bowline.wording import listed
 
 __all__ = ["Drawn", "InitReport"]
 
@@ -51,8 +52,7 @@ class InitReport:
         rows = []
         for (role, how, _, std), names in alike.items():
             distinct = list(dict.fromkeys(names))
-            more = f" and {len(distinct) - 2} more" if len(distinct) > 2 else ""
-            rows.append((str(role), how, f"{std:.4g}" if std else "", ", ".join(distinct[:2]) + more))
+            rows.append((str(role), how, f"{std:.4g}" if std else "", listed(distinct, limit=2)))
         widths = [max(len(row[at]) for row in [("role", "drawn from", "std"), *rows]) for at in range(3)]
         lines = [
             "  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[3]]).rstrip()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bowline.errors import BowlineError, UsageError
+from bowline.families.quirks import quirks_of
 from bowline.nn.config.head_scaling import SCALE, set_scaling
 from bowline.nn.config.live_config import live_configs, owner, write
 from bowline.nn.init.roles import Found
@@ -54,8 +55,8 @@ def own_multipliers(model: nn.Module, found: Found) -> Multipliers:
         embed, logit = shape.embed_scale, shape.logit_scale
     except BowlineError:
         embed = _table_multiplier(found) or _number(config, "embedding_multiplier") or 1.0
-        if embed == 1.0 and str(getattr(config, "model_type", "")).startswith("gemma"):
-            embed = math.sqrt(config.hidden_size)  # type: ignore[union-attr]  # in its forward, in transformers 4
+        if embed == 1.0 and quirks_of(getattr(config, "model_type", None)).root_width_scale:
+            embed = math.sqrt(config.hidden_size)  # type: ignore[union-attr]
         logit = (_number(config, "logit_scale") or 1.0) / (_number(config, "logits_scaling") or 1.0)
     return Multipliers(embed if found.table else None, logit if found.tied is not None else None)
 

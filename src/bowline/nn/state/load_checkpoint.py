@@ -20,7 +20,7 @@ from bowline.nn.state.load_inventory import survey
 from bowline.nn.state.load_state import LoadReport, load_into
 from bowline.nn.state.mapped_tensors import stored_tensor
 from bowline.nn.state.tensor_names import is_transformers_model, restored_conversions, to_live, unwrapped
-from bowline.nn.state.tie_conflicts import OnConflict
+from bowline.nn.ties.conflict_policy import ConflictOrUntie
 from bowline.nn.ties.tensor_comparison import is_plain
 from bowline.nn.tree.slots import Slot, slots
 
@@ -33,7 +33,7 @@ def load_checkpoint(
     model: nn.Module,
     path: str | os.PathLike[str],
     *,
-    on_conflict: OnConflict = "raise",
+    on_conflict: ConflictOrUntie = "raise",
     strict: bool = True,
     mmap: bool = True,
     rename: Callable[[str], str | None] | None = None,

@@ -15,8 +15,9 @@ from torch.nn.parameter import is_lazy
 from bowline.errors import CheckpointError, TieError, UsageError
 from bowline.nn.config.head_scaling import follows_flag, head_scale
 from bowline.nn.state.load_inventory import LoadInventory, survey
-from bowline.nn.state.tie_conflicts import OnConflict, Resolution, resolve_ties
+from bowline.nn.state.tie_conflicts import Resolution, resolve_ties
 from bowline.nn.state.trial_load import rehearse
+from bowline.nn.ties.conflict_policy import ConflictOrUntie
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.module_sizes import fit_sizes, tell_transformers
 from bowline.nn.ties.tensor_comparison import is_plain
@@ -24,6 +25,7 @@ from bowline.nn.ties.untying import separate
 from bowline.nn.tree.slots import Slot, expect_module, slots
 from bowline.nn.tree.storages import knots, overlapping
 from bowline.tie import Tie
+from bowline.wording import listed
 
 __all__ = ["LoadReport", "load_into", "load_state"]
 
@@ -48,8 +50,8 @@ class LoadReport:
             f"{len(self.tied)} tie{'s' * (len(self.tied) != 1)}",
             f"{len(self.untied)} undone" if self.untied else "",
         ]
-        parts += [f"missing {_some(self.missing)}" if self.missing else ""]
-        parts += [f"unexpected {_some(self.unexpected)}" if self.unexpected else ""]
+        parts += [f"missing {listed(self.missing, 4)}" if self.missing else ""]
+        parts += [f"unexpected {listed(self.unexpected, 4)}" if self.unexpected else ""]
         return "; ".join(part for part in parts if part)
 
 
@@ -58,7 +60,7 @@ def load_state(
     state_dict: Mapping[str, Any],
     *,
     assign: bool = False,
-    on_conflict: OnConflict = "raise",
+    on_conflict: ConflictOrUntie = "raise",
     strict: bool = True,
 ) -> LoadReport:
     """`model.load_state_dict` for models with ties: ties stay, and no end is overwritten by the other.
@@ -93,7 +95,7 @@ def load_into(
     state: Mapping[str, Any],
     *,
     assign: Callable[[str], bool],
-    on_conflict: OnConflict,
+    on_conflict: ConflictOrUntie,
     strict: bool,
     optional: Callable[[str], bool] = lambda name: False,
     unscaled: bool = False,
@@ -186,12 +188,13 @@ def _check_fit(seen: LoadInventory, single: Mapping[str, Any], assign: Callable[
             empty.append(name)
     if misfits:
         raise CheckpointError(
-            f"{len(misfits)} {'tensor does' if len(misfits) == 1 else 'tensors do'} not fit: {_some(misfits, 3)}",
+            f"{len(misfits)} {'tensor does' if len(misfits) == 1 else 'tensors do'} not fit: {listed(misfits, 3)}",
             help="build the model from the checkpoint's config, or resize_vocab(model, ...) first",
         )
     if empty:
         raise CheckpointError(
-            f"{_some(empty)}: the model is on meta, where values cannot be copied to", help="load with assign=True"
+            f"{listed(empty, 4)}: the model is on meta, where values cannot be copied to",
+            help="load with assign=True",
         )
 
 
@@ -205,7 +208,10 @@ def _refuse(
                 "head that it happens to have",
                 help="tie_weights(model, on_conflict='source') first if they are one matrix; or strict=False",
             )
-    seen = [f"missing {_some(missing)}" if missing else "", f"unexpected {_some(unexpected)}" if unexpected else ""]
+    seen = [
+        f"missing {listed(missing, 4)}" if missing else "",
+        f"unexpected {listed(unexpected, 4)}" if unexpected else "",
+    ]
     raise CheckpointError(
         f"the state does not fit the model: {'; '.join(part for part in seen if part)}",
         help="strict=False loads what fits and reports the rest",
@@ -322,8 +328,3 @@ def _is_tied(tie: Tie, known: Mapping[str, Slot]) -> bool:
 
 def _kind(tensor: torch.Tensor) -> str:
     return f"plain {tensor.dtype}" if is_plain(tensor) else type(tensor.detach()).__name__
-
-
-def _some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
 
-from bowline.errors import TieError, UsageError
+from bowline.errors import TieError
+from bowline.nn.ties.conflict_policy import ConflictOrUntie, check_policy, expect_equal_targets
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.shared_parameters import shared_ties
 from bowline.nn.ties.tensor_comparison import difference, state_of
 from bowline.nn.tree.slots import Slot
 from bowline.tie import Tie, TieState, owner_chain
 
-__all__ = ["OnConflict", "Resolution", "resolve_ties"]
-
-OnConflict = Literal["raise", "source", "target", "untie"]
+__all__ = ["Resolution", "resolve_ties"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +33,14 @@ class Resolution:
 
 
 def resolve_ties(
-    model: nn.Module, known: Mapping[str, Slot], state: Mapping[str, torch.Tensor], on_conflict: OnConflict
+    model: nn.Module, known: Mapping[str, Slot], state: Mapping[str, torch.Tensor], on_conflict: ConflictOrUntie
 ) -> Resolution:
     """Compare the ends that `state` holds of every tie that `model` has or declares. `known` are `slots(model)`.
 
     Raises:
         TieError: two ends differ and `on_conflict` is `"raise"`.
     """
-    if on_conflict not in ("raise", "source", "target", "untie"):
-        raise UsageError(f"on_conflict={on_conflict!r}: expected 'raise', 'source', 'target' or 'untie'")
+    check_policy(on_conflict, ConflictOrUntie)
     values: dict[str, torch.Tensor] = {}
     names: dict[str, tuple[str, ...]] = {}
     apart: list[Tie] = []
@@ -92,7 +89,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _choose(
-    source: str, first: str, differing: list[str], state: Mapping[str, torch.Tensor], on_conflict: OnConflict
+    source: str, first: str, differing: list[str], state: Mapping[str, torch.Tensor], on_conflict: ConflictOrUntie
 ) -> str:
     if on_conflict == "raise":
         other = differing[0]
@@ -102,13 +99,12 @@ def _choose(
             help='on_conflict="untie" keeps both; "source" keeps the embedding, "target" the head',
         )
     if on_conflict == "target":
-        others = [name for name in differing[1:] if not _same(state[name], state[differing[0]])]
-        if others:
-            raise TieError(
-                f"{differing[0]} and {others[0]}: two targets of {source} that differ from each other, and "
-                "on_conflict='target' can keep one",
-                help='on_conflict="untie" keeps all',
-            )
+        expect_equal_targets(
+            source,
+            [(name, state[name]) for name in differing],
+            help='on_conflict="untie" keeps all',
+            differ=lambda one, other: not _same(one, other),
+        )
         return differing[0]
     return first
 

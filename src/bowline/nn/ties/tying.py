@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from bowline.errors import TieError, UsageError
+from bowline.errors import TieError
 from bowline.nn.config.head_scaling import follows_flag, idle_scale, set_scaling, undo_scaling
 from bowline.nn.config.live_config import restore, set_flag
 from bowline.nn.ties import optimizer_groups
+from bowline.nn.ties.conflict_policy import Conflict, check_policy, expect_equal_targets
 from bowline.nn.ties.declared_ties import Ties, as_ties, declared_ties
 from bowline.nn.ties.ends import holds, makes_logits, there
 from bowline.nn.ties.module_sizes import fit_sizes, tell_transformers
@@ -24,9 +24,7 @@ from bowline.nn.tree.slots import Slot, slot, slots
 from bowline.nn.tree.wrappers import refuse_wrapped
 from bowline.tie import Tie, TieState
 
-__all__ = ["Conflict", "Knot", "check_bias", "hang", "knots_of", "tie_weights"]
-
-Conflict = Literal["raise", "source", "target"]
+__all__ = ["Knot", "check_bias", "hang", "knots_of", "tie_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +58,7 @@ def tie_weights(
         >>> model["lm_head"].weight is model["wte"].weight
         True
     """
-    if on_conflict not in ("raise", "source", "target"):
-        raise UsageError(f"on_conflict={on_conflict!r}: expected 'raise', 'source' or 'target'")
+    check_policy(on_conflict)
     refuse_wrapped(model)
     if optimizer is not None:
         optimizer_groups.expect(optimizer)
@@ -202,13 +199,11 @@ def _winner(knot: Knot, on_conflict: Conflict, scale: float) -> nn.Parameter:
             f"{tie}: the two ends hold different values ({difference(end.tensor, source)}); one would be lost",
             help='on_conflict="source" keeps the embedding, "target" the head; untied, both stay',
         )
-    for other_tie, other in apart[1:]:
-        if state_of(other.tensor, end.tensor) is TieState.DIVERGED:
-            raise TieError(
-                f"{tie.target} and {other_tie.target}: two targets of {tie.source} that differ from each other "
-                f"({difference(other.tensor, end.tensor)}), and on_conflict='target' can keep one",
-                help='tie them one at a time, or keep on_conflict="source"',
-            )
+    expect_equal_targets(
+        tie.source,
+        [(one.target, target.tensor) for one, target in apart],
+        help='tie them one at a time, or keep on_conflict="source"',
+    )
     assert isinstance(end.tensor, nn.Parameter)
     return end.tensor
 
