@@ -167,7 +167,7 @@ else:
     OURS["bowline chunked, 256 MiB"] = lambda: _ours("chunked", budget=2**28)
 SLOW = ("torch linear_cross_entropy, in chunks",) if DEVICE == "cpu" else ()
 """Variants measured only once, because they take several times as long as all others."""
-FLOORS = ("three products, torch.mm", "three products, turned, by the faster library")
+FLOORS = ("three products, torch.mm", "three products, transposed, by the faster library")
 
 
 def step(loss: Loss, lookup: Callable[..., torch.Tensor], tensors: tuple[torch.Tensor, ...]) -> Step:

@@ -67,7 +67,7 @@ class Case:
     """A model and its batches."""
 
     title: str
-    told: str
+    batches: str
     build: Callable[[], Any]
     batch: Callable[[int], dict[str, torch.Tensor]]
     compiled: bool = False
@@ -140,7 +140,7 @@ def section(name: str) -> list[str]:
     return [
         f"## {case.title}",
         "",
-        f"{case.told[0].upper()}{case.told[1:]}.",
+        f"{case.batches[0].upper()}{case.batches[1:]}.",
         "",
         f"| model | s a step | time | peak MB | memory | peak MB, given back | memory | loss 1 | loss {STEPS} |",
         "|---|---|---|---|---|---|---|---|---|",

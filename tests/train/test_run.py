@@ -75,7 +75,7 @@ def test_the_directory_loads_everywhere_and_its_audit_is_clean(
     family: str, tie: bool, data: str, tmp_path: Path, quiet_transformers: None
 ) -> None:
     plans: list[Plan] = []
-    outcome = train(tiny(family, data, tie=tie), tmp_path / "out", told=plans.append)
+    outcome = train(tiny(family, data, tie=tie), tmp_path / "out", on_plan=plans.append)
     place = outcome.directory
     assert outcome.result.step == 6
     assert math.isfinite(outcome.perplexity)

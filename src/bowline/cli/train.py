@@ -81,7 +81,7 @@ def _train(
     stated = TrainConfig.read(config) if config is not None else {}
     wanted = TrainConfig.from_dict({**stated, **given}, str(config) if config is not None else "the options")
 
-    def told(plan: Plan) -> None:
+    def on_plan(plan: Plan) -> None:
         typer.echo(printable_lines(plan.lines))
 
     try:
@@ -91,7 +91,7 @@ def _train(
                 out,
                 resume=resume,
                 say=lambda line: typer.echo(line, err=True),
-                told=told,
+                on_plan=on_plan,
                 log=lambda record: progress.record({key: record[key] for key in record if key != "groups"}),
                 on_step=progress.step,
             )

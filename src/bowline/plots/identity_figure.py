@@ -199,8 +199,8 @@ def _draw_spectrum(axes: Axes, answer: IdentityAnswer) -> None:
     axes.set_xlabel("direction, strongest first")
     axes.set_ylabel("eigenvalue of EᵀE / mean")
     tight, gaussian_tight = answer.tight_frame_distance, answer.gaussian_tight_frame_distance
-    told = f"distance from a tight frame {tight:.3g}; Gaussian {gaussian_tight:.3g}"
-    _write_panel_title(axes, "Are all directions used alike?", told if answer.rows >= answer.hidden_size else "")
+    distances = f"distance from a tight frame {tight:.3g}; Gaussian {gaussian_tight:.3g}"
+    _write_panel_title(axes, "Are all directions used alike?", distances if answer.rows >= answer.hidden_size else "")
 
 
 def _draw_cosines(axes: Axes, answer: IdentityAnswer) -> None:
@@ -249,23 +249,23 @@ def _draw_reference(axes: Axes, places: Floats, density: Floats, floor: float) -
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
-def _write_panel_title(axes: Axes, question: str, told: str) -> None:
+def _write_panel_title(axes: Axes, question: str, subtitle: str) -> None:
     axes.set_title(question, fontweight="bold", pad=20)
-    axes.text(0, 1.03, told, transform=axes.transAxes, fontsize=8.5, color=GREY)
+    axes.text(0, 1.03, subtitle, transform=axes.transAxes, fontsize=8.5, color=GREY)
 
 
 def _write_title(figure: Figure, answer: IdentityAnswer) -> None:
     distance = f"distance {answer.identity_distance:.4f} from the nearest multiple of I"
-    told = f"It has {distance}"
+    verdict = f"It has {distance}"
     if answer.rows > answer.hidden_size:
-        told = f"No, its rank is at most {answer.hidden_size} of {answer.rows}: {distance}"
+        verdict = f"No, its rank is at most {answer.hidden_size} of {answer.rows}: {distance}"
     rest = (
         f"min ‖a E Eᵀ - I‖ / √V is 0 when they are equal; for {answer.rows} rows of {answer.hidden_size} it is "
         f"at least {answer.identity_bound:.4f}, and {answer.gaussian_identity_distance:.4f} for a Gaussian table"
     )
     if answer.sampled_rows:
         rest += f"; estimated from {answer.sampled_rows} rows"
-    figure.text(0.012, 0.925, f"Is E Eᵀ = I?  {told}", fontsize=13, fontweight="bold")
+    figure.text(0.012, 0.925, f"Is E Eᵀ = I?  {verdict}", fontsize=13, fontweight="bold")
     figure.text(0.012, 0.865, rest, fontsize=9.5, color=GREY)
 
 

@@ -39,7 +39,7 @@ class Curves:
     """A panel of curves; `references` are horizontal lines, (value, label)."""
 
     title: str
-    told: str = ""
+    subtitle: str = ""
     x_label: str = "step"
     y_label: str
     curves: Sequence[Curve]
@@ -77,7 +77,7 @@ class Bars:
     """
 
     title: str
-    told: str = ""
+    subtitle: str = ""
     x_label: str
     groups: Sequence[Group]
     references: Sequence[tuple[float, str]] = ()
@@ -94,7 +94,7 @@ class Sheet:
 
     title: str
     panels: Sequence[Curves | Bars]
-    told: str = ""
+    subtitle: str = ""
     widths: Sequence[float] = field(default=())
 
 
@@ -116,13 +116,13 @@ def draw_sheet(sheet: Sheet) -> Figure:
         places = figure.subplots(1, count, width_ratios=ratios, squeeze=False)[0]
         for panel, axes in zip(sheet.panels, places, strict=True):
             axes.set_title(panel.title, fontweight="bold", pad=20)
-            axes.text(0, 1.03, panel.told, transform=axes.transAxes, fontsize=8.5, color=GREY)
+            axes.text(0, 1.03, panel.subtitle, transform=axes.transAxes, fontsize=8.5, color=GREY)
             if isinstance(panel, Curves):
                 _draw_curves(axes, panel)
             else:
                 _draw_bars(axes, panel)
         figure.text(0.012, 0.945, sheet.title, fontsize=13, fontweight="bold")
-        figure.text(0.012, 0.9, sheet.told, fontsize=9.5, color=GREY)
+        figure.text(0.012, 0.9, sheet.subtitle, fontsize=9.5, color=GREY)
     return figure
 
 

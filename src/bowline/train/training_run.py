@@ -158,7 +158,7 @@ def train(
     *,
     resume: bool = False,
     say: Callable[[str], object] | None = None,
-    told: Callable[[Plan], object] | None = None,
+    on_plan: Callable[[Plan], object] | None = None,
     log: Callable[[Mapping[str, Any]], None] | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> TrainedRun:
@@ -171,7 +171,7 @@ def train(
         out: a new directory, or an empty one.
         resume: continue the run in `out`. If there is none, a new run begins, and `say` gets a line about that.
         say: called with a line before each part that takes time.
-        told: called with the plan before the first step.
+        on_plan: called with the plan before the first step.
         log: called with each record of the loop.
         on_step: called with the number of each finished step.
 
@@ -197,8 +197,8 @@ def train(
             text = prepare(config, place)
         model = model_for(config, text.tokenizer, text.packed)
         batches = batches_for(config, text.tokenizer, text.packed)
-        if told is not None and processes.first:
-            told(Plan(config=config, text=text, model=model, batches=batches))
+        if on_plan is not None and processes.first:
+            on_plan(Plan(config=config, text=text, model=model, batches=batches))
         trainer = Trainer(model, batches, config.settings(), out=place, resume=resume, log=log, on_step=on_step)
         result = trainer.train()
         if processes.first:

@@ -35,10 +35,10 @@ class Head(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         hidden, weight = ctx.saved_tensors
-        of_weight = grads[0].t() @ hidden
+        grad_weight = grads[0].t() @ hidden
         if not torch.compiler.is_compiling():
-            addresses.append(of_weight.data_ptr())
-        return grads[0] @ weight, of_weight
+            addresses.append(grad_weight.data_ptr())
+        return grads[0] @ weight, grad_weight
 
 
 def head(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

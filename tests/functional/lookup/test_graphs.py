@@ -133,16 +133,16 @@ def test_inputs_of_grad_decide_what_is_made() -> None:
     hidden = body(rows)
     loss = loss_of(head(hidden, weight))
     expected = untied(plain, weight)
-    of_weight, of_rows = torch.autograd.grad(loss, (weight, rows), retain_graph=True)
-    near(of_weight, expected)
-    assert of_weight.data_ptr() == addresses[-1]
+    grad_weight, grad_rows = torch.autograd.grad(loss, (weight, rows), retain_graph=True)
+    near(grad_weight, expected)
+    assert grad_weight.data_ptr() == addresses[-1]
     (only_rows,) = torch.autograd.grad(loss, rows, retain_graph=True)
-    assert torch.equal(only_rows, of_rows)
+    assert torch.equal(only_rows, grad_rows)
     loss.backward(inputs=[hidden], retain_graph=True)
     assert weight.grad is None
     loss.backward(inputs=[weight], retain_graph=True)
     near(weight.grad, expected)
-    through_rows = torch.zeros_like(expected).index_add_(0, tokens(), of_rows)
+    through_rows = torch.zeros_like(expected).index_add_(0, tokens(), grad_rows)
     (of_head,) = torch.autograd.grad(loss, weight, retain_graph=True, materialize_grads=True)
     near(of_head - through_rows, expected - through_rows)
 
@@ -175,8 +175,8 @@ def test_a_graph_of_the_gradient_is_not_written_to_whatever_the_head_says() -> N
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
             hidden, weight = ctx.saved_tensors
-            of_weight = (grads[0].t() @ hidden).detach()
-            return grads[0] @ weight, of_weight
+            grad_weight = (grads[0].t() @ hidden).detach()
+            return grads[0] @ weight, grad_weight
 
     weight, function = matrix(torch.float64), Detached
     to_logits: Any = function.apply

@@ -97,9 +97,9 @@ def test_autocast(casts: str) -> None:
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
             hidden, weight = ctx.saved_tensors
-            of_weight = grads[0].float().t() @ hidden.float()
-            addresses.append(of_weight.data_ptr())
-            return (grads[0] @ weight).float(), of_weight
+            grad_weight = grads[0].float().t() @ hidden.float()
+            addresses.append(grad_weight.data_ptr())
+            return (grads[0] @ weight).float(), grad_weight
 
     weight = matrix()
     function: Any = Casting
@@ -315,8 +315,8 @@ def test_only_plain_contiguous_gradients_are_written_to() -> None:
         loss = rows.sum() + give.apply(head_weight(weight), make)
         with dense_gradients(dense, copies=copies):
             loss.backward()
-        of_rows = torch.bincount(tokens(), minlength=V)[:, None].expand(V, D).float()
-        near(weight.grad, (of_rows + (make() is not None)).double())
+        grad_rows = torch.bincount(tokens(), minlength=V)[:, None].expand(V, D).float()
+        near(weight.grad, (grad_rows + (make() is not None)).double())
     assert torch.equal(whole, torch.ones(V + 1, D))
 
 

@@ -114,26 +114,26 @@ def _plot(numbers: Numbers) -> Sheet:
     ]
     return Sheet(
         title="BERT's decoder: shared with the embedding, or cloned from it?",
-        told=f"a small BERT, trained tied, then further both ways; {len(numbers['seeds'])} seeds, "
+        subtitle=f"a small BERT, trained tied, then further both ways; {len(numbers['seeds'])} seeds, "
         "bands and whiskers are standard errors",
         panels=[
             Curves(
                 title="How far decoder and embedding are apart",
-                told="‖W - E‖ / ‖E‖",
+                subtitle="‖W - E‖ / ‖E‖",
                 x_label="step after the cloning",
                 y_label="relative distance",
                 curves=[curve("shared", "distance", "shared", 0), curve("cloned", "distance", "cloned", 1)],
             ),
             Curves(
                 title="Held-out loss",
-                told="of the same batches",
+                subtitle="of the same batches",
                 x_label="step after the cloning",
                 y_label="nats per hidden token",
                 curves=[curve("shared", "held_out", "shared", 0), curve("cloned", "held_out", "cloned", 1)],
             ),
             Bars(
                 title="At the end",
-                told="a loader that ties drops the trained decoder",
+                subtitle="a loader that ties drops the trained decoder",
                 x_label="held-out loss, nats per hidden token",
                 groups=[Group(name="", bars=bars)],
                 points=True,

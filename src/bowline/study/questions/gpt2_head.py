@@ -126,10 +126,10 @@ def _plot(numbers: Numbers) -> Sheet:
         curves.append(Curve(label=label, x=steps, y=y, error=error, colour=colour))
     return Sheet(
         title="What moves when only GPT-2's head is tuned?",
-        told=f"requires_grad for lm_head.weight alone, on {numbers['few_tokens']} tokens; {len(tuning)} seeds, "
+        subtitle=f"requires_grad for lm_head.weight alone, on {numbers['few_tokens']} tokens; {len(tuning)} seeds, "
         "bands and whiskers are standard errors",
         panels=[
-            Bars(title="How far each part goes", told="‖after - before‖ / ‖before‖", x_label="%", groups=groups),
+            Bars(title="How far each part goes", subtitle="‖after - before‖ / ‖before‖", x_label="%", groups=groups),
             Curves(title="What it does to the loss", y_label="loss, nats", curves=curves),
         ],
     )

@@ -37,12 +37,12 @@ def _plot(numbers: Numbers) -> Sheet:
     tied = numbers["tied"]
     return Sheet(
         title="Where does the shared gradient come from?",
-        told="norms of what the head and the lookup add to one matrix's gradient, on one held-out batch; "
+        subtitle="norms of what the head and the lookup add to one matrix's gradient, on one held-out batch; "
         "bands are standard errors over seeds",
         panels=[
             Curves(
                 title="The two ends, tied",
-                told="before clipping",
+                subtitle="before clipping",
                 y_label="norm of the gradient",
                 curves=[
                     curve("output: the head", [[look["output"] for look in seed] for seed in tied], 0),
@@ -54,7 +54,7 @@ def _plot(numbers: Numbers) -> Sheet:
             ),
             Curves(
                 title="Output over input",
-                told="untied, each is the gradient of its own matrix",
+                subtitle="untied, each is the gradient of its own matrix",
                 y_label="ratio of norms",
                 curves=[curve("tied", _ratios(tied), 0), curve("untied", _ratios(numbers["untied"]), 1)],
                 references=[(1.0, "equal")],
@@ -63,7 +63,7 @@ def _plot(numbers: Numbers) -> Sheet:
             ),
             Curves(
                 title="Do they pull one way?",
-                told="cosine of the two parts",
+                subtitle="cosine of the two parts",
                 y_label="cosine",
                 curves=[curve("tied", [[look["cosine"] for look in seed] for seed in tied], 0)],
                 references=[(0.0, "independent")],

@@ -67,12 +67,12 @@ def _plot(numbers: Numbers) -> Sheet:
 
     return Sheet(
         title="Is E Eᵀ = I?",
-        told=f"tables of {numbers['vocab_size']} rows of {numbers['hidden_size']} in a small GPT-2; "
+        subtitle=f"tables of {numbers['vocab_size']} rows of {numbers['hidden_size']} in a small GPT-2; "
         "bands are standard errors over seeds",
         panels=[
             Curves(
                 title="Distance from a multiple of I",
-                told="min ‖a E Eᵀ - I‖ / √V; 0 when they are equal",
+                subtitle="min ‖a E Eᵀ - I‖ / √V; 0 when they are equal",
                 y_label="distance",
                 curves=curves("identity_distance"),
                 references=[(numbers["bound"], "the least for this shape")],
@@ -80,14 +80,14 @@ def _plot(numbers: Numbers) -> Sheet:
             ),
             Curves(
                 title="Distance from a tight frame",
-                told="‖EᵀE / c - I‖ / √d, which could be 0",
+                subtitle="‖EᵀE / c - I‖ / √d, which could be 0",
                 y_label="distance",
                 curves=curves("tight_frame_distance"),
                 log_x=True,
             ),
             Curves(
                 title="Rows that decode to themselves",
-                told="argmax of eᵢ · e over all rows is i, as with E Eᵀ = I",
+                subtitle="argmax of eᵢ · e over all rows is i, as with E Eᵀ = I",
                 y_label="% of the rows",
                 curves=curves("self_decoding", 100.0),
                 log_x=True,
@@ -103,7 +103,7 @@ def _conclusion(numbers: Numbers) -> str:
     rows, width, bound = numbers["vocab_size"], numbers["hidden_size"], numbers["bound"]
     ends = [mean([seed[at] for seed in tied["identity_distance"]]) for at in (0, -1)]
     least = min(ends)
-    told = (
+    reason = (
         f"its rank is at most {width} of {rows}, so that its distance from a multiple of I is at least {bound:.4f}"
         if rows > width
         else "though its shape allows it"
@@ -111,7 +111,7 @@ def _conclusion(numbers: Numbers) -> str:
     answer = "Yes" if least < 0.01 else "No"
     trained = numbers["trained"].get(MINILM)
     also = f", and {trained['identity_distance']:.4f} in MiniLM" if trained else ""
-    first = f"{answer}: {told}; measured, it is {ends[0]:.4f} as drawn and {ends[1]:.4f} after training{also}."
+    first = f"{answer}: {reason}; measured, it is {ends[0]:.4f} as drawn and {ends[1]:.4f} after training{also}."
     start, end = ([seed[at] for seed in tied["tight_frame_distance"]] for at in (0, -1))
     moved = difference(end, start)
     where = (

@@ -77,12 +77,12 @@ def _plot(numbers: Numbers) -> Sheet:
         groups.append(Group(name=name, bars=bars))
     return Sheet(
         title="Is h · eᵢ a search for the nearest row?",
-        told=f"hidden states of held-out text against the {numbers['vocab_size']} rows of the head; "
+        subtitle=f"hidden states of held-out text against the {numbers['vocab_size']} rows of the head; "
         "bands and whiskers are standard errors over seeds",
         panels=[
             Curves(
                 title="How often two searches find one row",
-                told="a tied GPT-2 in training",
+                subtitle="a tied GPT-2 in training",
                 y_label="% of hidden states",
                 curves=curves,
                 log_x=True,
@@ -91,7 +91,7 @@ def _plot(numbers: Numbers) -> Sheet:
             ),
             Bars(
                 title="How often each finds the token that came",
-                told="after training",
+                subtitle="after training",
                 x_label="% of hidden states",
                 groups=groups,
             ),
@@ -109,7 +109,7 @@ def _conclusion(numbers: Numbers) -> str:
         (True, False): "By cosine yes, by distance no",
     }.get((last >= MOSTLY, by_distance >= MOSTLY), "Only in part" if max(last, by_distance) >= 0.5 else "No")
     spread = percent(mean(_last(tied, "norm_spread")))
-    told = (
+    finding = (
         f"{answer}: in the trained tied model the row with the largest product is the row of the largest cosine for "
         f"{percent(last)} of the hidden states ({percent(first)} before training) and the row at the least distance "
         f"for {percent(by_distance)}, with row norms that spread by {spread} of their mean"
@@ -131,7 +131,7 @@ def _conclusion(numbers: Numbers) -> str:
         if rows
         else ""
     )
-    return f"{told}. It is a search by product: {verdict}{also}."
+    return f"{finding}. It is a search by product: {verdict}{also}."
 
 
 QUESTION = Question(

@@ -164,25 +164,25 @@ def _plot(numbers: Numbers) -> Sheet:
     ]
     return Sheet(
         title="Why is the padding row not zero?",
-        told=f"a small tied BERT, sentences filled up with padding, {len(found)} seeds; "
+        subtitle=f"a small tied BERT, sentences filled up with padding, {len(found)} seeds; "
         "bands and whiskers are standard errors",
         panels=[
             Curves(
                 title="The norm of the padding row",
-                told="as it is looked up",
+                subtitle="as it is looked up",
                 y_label="norm",
                 curves=curves,
             ),
             Bars(
                 title="The chance that is given to padding",
-                told="mean over hidden tokens; 0 where its logit is -inf",
+                subtitle="mean over hidden tokens; 0 where its logit is -inf",
                 x_label="probability",
                 groups=chances,
                 log=True,
             ),
             Bars(
                 title="What it costs",
-                told="held-out loss at the end",
+                subtitle="held-out loss at the end",
                 x_label="nats per hidden token",
                 groups=losses,
                 points=True,
@@ -197,7 +197,7 @@ def _conclusion(numbers: Numbers) -> str:
     labels = sum(run["labels_that_are_padding"] for runs in numbers["policies"].values() for run in runs)
     error = numbers["formula"]["error"]
     moved = mean(drift_to) > 0.05 * mean(median)
-    told = (
+    movement = (
         f"drifts from 0 to a norm of {with_error(drift_to)} (median row {written(mean(median))})"
         if moved
         else f"stays near 0 ({with_error(drift_to)}, median row {written(mean(median))})"
@@ -205,8 +205,8 @@ def _conclusion(numbers: Numbers) -> str:
     why = "is the softmax's, (1/N) Σ p(pad) h" if error < 1e-3 else "is not (1/N) Σ p(pad) h"
     labelled = "never once a label" if labels == 0 else f"a label {labels} times"
     first = (
-        f"Under the tie the padding row {told} though padding was {labelled}: the gradient that moves it {why}, to a "
-        f"relative error of {written(error, 2)}"
+        f"Under the tie the padding row {movement} though padding was {labelled}: the gradient that moves it {why}, "
+        f"to a relative error of {written(error, 2)}"
     )
     still = [
         POLICIES[policy] for policy in POLICIES if policy != "none" and max(_ends(numbers, policy, "input_norm")) == 0

@@ -115,12 +115,13 @@ def _plot(numbers: Numbers) -> Sheet:
         curves.append(Curve(label=title, x=steps, y=y, error=error, colour=colour))
     return Sheet(
         title="How should T5's table and head be drawn?",
-        told=f"{numbers['vocab_size']} tokens, width {numbers['hidden_size']}, {numbers['layers']} layers on the left; "
+        subtitle=f"{numbers['vocab_size']} tokens, width {numbers['hidden_size']}, "
+        f"{numbers['layers']} layers on the left; "
         "small models in training on the right, bands are standard errors over seeds",
         panels=[
             Bars(
                 title="The loss before the first step",
-                told=f"mean of {DRAWS} draws",
+                subtitle=f"mean of {DRAWS} draws",
                 x_label="nats",
                 groups=groups,
                 references=[(rows[0]["uniform"], "ln V: knows nothing, and says so")],
@@ -155,7 +156,7 @@ def _conclusion(numbers: Numbers) -> str:
     best = min(ends, key=lambda name: mean(ends[name]))
     gap = difference(ends[BOTH_ONE], ends[best]) if best != BOTH_ONE else None
     steps = numbers["trained"][BOTH_ONE][0]["looks"][-1]["step"]
-    told = joined([f"{with_error(found)} ({TRAINED[name]})" for name, found in ends.items()])
+    losses = joined([f"{with_error(found)} ({TRAINED[name]})" for name, found in ends.items()])
     verdict = (
         "that draw ends as the best of them, first loss or not"
         if gap is None
@@ -163,7 +164,7 @@ def _conclusion(numbers: Numbers) -> str:
         if gap.clear
         else f"by then that draw has caught up with the best, {TRAINED[best]}, within the error"
     )
-    return f"{first}. After {steps} steps of training the held-out losses are {told}: {verdict}."
+    return f"{first}. After {steps} steps of training the held-out losses are {losses}: {verdict}."
 
 
 QUESTION = Question(

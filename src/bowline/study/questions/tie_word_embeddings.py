@@ -157,18 +157,19 @@ def _plot(numbers: Numbers) -> Sheet:
     first = numbers["rows"][0]
     return Sheet(
         title="What does tie_word_embeddings do?",
-        told="one matrix less, everywhere that matrices are counted, saved, differentiated or kept by an optimizer",
+        subtitle="one matrix less, everywhere that matrices are counted, saved, differentiated or kept by an optimizer",
         panels=[
             Bars(
                 title="Parameters of the base size",
-                told="counted",
+                subtitle="counted",
                 x_label="millions of parameters",
                 groups=whole,
                 stacked=True,
             ),
             Bars(
                 title="Bytes of a small model",
-                told=f"width {first['hidden_size']}, float32; training holds weights, gradients and AdamW's moments",
+                subtitle=f"width {first['hidden_size']}, float32; "
+                "training holds weights, gradients and AdamW's moments",
                 x_label="megabytes",
                 groups=held,
             ),

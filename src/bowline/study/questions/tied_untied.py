@@ -79,24 +79,24 @@ def _plot(numbers: Numbers) -> Sheet:
         groups.append(Group(name=what, bars=bars))
     return Sheet(
         title="Is a tied model better than an untied one?",
-        told=f"small GPT-2s, {numbers['tokens']} tokens a step, {len(numbers['plenty']['tied']['held_out'])} seeds; "
-        "bands and whiskers are standard errors",
+        subtitle=f"small GPT-2s, {numbers['tokens']} tokens a step, "
+        f"{len(numbers['plenty']['tied']['held_out'])} seeds; bands and whiskers are standard errors",
         panels=[
             Curves(
                 title="Plenty of text",
-                told="no token is seen twice",
+                subtitle="no token is seen twice",
                 y_label="held-out loss, nats",
                 curves=curves(numbers["plenty"]),
             ),
             Curves(
                 title="Short text",
-                told=f"{numbers['few_tokens']} tokens, again and again",
+                subtitle=f"{numbers['few_tokens']} tokens, again and again",
                 y_label="held-out loss, nats",
                 curves=curves(numbers["short"]),
             ),
             Bars(
                 title="Held-out perplexity",
-                told="of the best look of each run; lower is better",
+                subtitle="of the best look of each run; lower is better",
                 x_label="perplexity",
                 groups=groups,
             ),
@@ -108,9 +108,9 @@ def _verdict(tied: list[float], other: list[float], expected: str) -> str:
     """Word the comparison, lower is better, and name the source that found a different result."""
     found = difference(tied, other)
     way = "neither clearly better nor worse" if not found.clear else "better" if found.value < 0 else "worse"
-    told = f"{way} ({with_error(tied)} against {with_error(other)}, {len(tied)} seeds)"
+    comparison = f"{way} ({with_error(tied)} against {with_error(other)}, {len(tied)} seeds)"
     by, theirs = EXPECTED[expected]
-    return told if way == theirs else f"{told}, where {by} found it {theirs},"
+    return comparison if way == theirs else f"{comparison}, where {by} found it {theirs},"
 
 
 def _conclusion(numbers: Numbers) -> str:
