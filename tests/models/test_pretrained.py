@@ -158,7 +158,7 @@ def test_an_untied_head_that_is_missing_is_drawn_reported_and_logged(
     assert loaded.lm_head.weight.requires_grad
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "not in the file, so drawn: lm_head.weight" in record.getMessage()
+    assert "newly initialised, because not in the file: lm_head.weight" in record.getMessage()
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from bowline.models.common.from_pretrained import checked_device
 from bowline.models.common.tokenizer import Tokenizer
 from bowline.models.generation.fill_mask import FilledMask, fill_mask
 from bowline.models.generation.generation_mixin import GenerationMixin
+from bowline.wording import listed
 
 __all__ = ["GENERATION", "filled_text", "text_pieces"]
 
@@ -145,9 +146,7 @@ def _whole(cls: type[Any], path: str | os.PathLike[str], device: str) -> Any:
     model, info = cls.from_pretrained(path, device=device, output_loading_info=True)
     if info.missing_keys:
         raise CheckpointError(
-            f"{os.fspath(path)}: has no {info.missing_keys[0]}"
-            f"{f' and {len(info.missing_keys) - 1} more' if len(info.missing_keys) > 1 else ''}, which "
-            f"{cls.__name__} would draw at random",
+            f"{os.fspath(path)}: has no {listed(info.missing_keys, 1)}, which {cls.__name__} would draw at random",
             help="its answers would mean nothing: train the head first, or take a checkpoint that has one",
         )
     return model

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["MeanDifference", "difference", "joined", "mean", "percent", "standard_error", "with_error", "written"]
+__all__ = ["MeanDifference", "difference", "mean", "percent", "standard_error", "with_error", "written"]
 
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; for more degrees, 2 is used."""
@@ -108,13 +108,3 @@ def percent(share: float) -> str:
     while places < 4 and float(f"{hundred:.{places}f}") in (0.0, 100.0):
         places += 1
     return f"{hundred:.{places}f} %"
-
-
-def joined(words: Sequence[str]) -> str:
-    """Join words with commas and a final "and".
-
-    Example:
-        >>> joined(["a"]), joined(["a", "b"]), joined(["a", "b", "c"])
-        ('a', 'a and b', 'a, b and c')
-    """
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

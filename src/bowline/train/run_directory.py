@@ -15,6 +15,7 @@ from bowline.train.loop.directory_lock import locked
 from bowline.train.loop.run_checkpoints import steps_in
 from bowline.train.text.corpus import CorpusSurvey
 from bowline.train.train_config import TrainConfig
+from bowline.wording import listed
 
 __all__ = ["stated", "taken"]
 
@@ -96,8 +97,7 @@ def _refuse_what_is_there(place: Path) -> None:
     there = sorted(path.name for path in place.iterdir() if not path.name.startswith(f".{RUN}."))
     if there:
         raise UsageError(
-            f"{place}: holds something else ({', '.join(there[:3])}{', ...' if len(there) > 3 else ''}), expected "
-            "a new or an empty directory",
+            f"{place}: holds something else ({listed(there, 3)}), expected a new or an empty directory",
             help="give another directory",
         )
 

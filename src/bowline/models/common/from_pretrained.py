@@ -16,11 +16,13 @@ from bowline.errors import CheckpointError, ConfigError, TieError, UsageError
 from bowline.models.common.stored_config import checked_path, stored_config
 from bowline.nn import keep_tied, load_checkpoint
 from bowline.nn.tree.slots import slots
-from bowline.wording import located
+from bowline.wording import listed, located
 
 __all__ = ["LoadingInfo", "checked_device", "from_pretrained", "live_name"]
 
 log = logging.getLogger(__name__)
+NAMED = 6
+"""The most tensors that a log line names."""
 OLD_NAMES = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 """Names of the first port from TensorFlow, and their present names."""
 
@@ -138,7 +140,7 @@ def from_pretrained(
         unexpected_keys=report.unexpected,
         mismatched_keys=mismatched,
     )
-    _tell(cls, info, checkpoint.location)
+    _log_differences(cls, info, checkpoint.location)
     if place.type != "cpu":
         with keep_tied(model):
             model = model.to(place)
@@ -231,16 +233,13 @@ def _draw_missing(model: nn.Module, given: set[str]) -> list[str]:
     return [name for names in missing for name in names]
 
 
-def _tell(cls: type[Any], info: LoadingInfo, location: str) -> None:
-    if info.missing_keys:
-        log.warning("%s from %s: not in the file, so drawn: %s", cls.__name__, location, _some(info.missing_keys))
-    if info.mismatched_keys:
-        names = [name for name, _, _ in info.mismatched_keys]
-        log.warning("%s from %s: of another shape, so drawn: %s", cls.__name__, location, _some(names))
-    if info.unexpected_keys:
-        log.info("%s from %s: in the file and of no use: %s", cls.__name__, location, _some(info.unexpected_keys))
-
-
-def _some(names: Iterable[str], limit: int = 6) -> str:
-    names = list(names)
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+def _log_differences(cls: type[Any], info: LoadingInfo, location: str) -> None:
+    """Log which tensors did not come from the file, and which tensors of the file are ignored."""
+    missing, unexpected = listed(info.missing_keys, NAMED), listed(info.unexpected_keys, NAMED)
+    mismatched = listed([name for name, _, _ in info.mismatched_keys], NAMED)
+    if missing:
+        log.warning("%s from %s: newly initialised, because not in the file: %s", cls.__name__, location, missing)
+    if mismatched:
+        log.warning("%s from %s: newly initialised, because of another shape: %s", cls.__name__, location, mismatched)
+    if unexpected:
+        log.info("%s from %s: ignored, because not in the model: %s", cls.__name__, location, unexpected)

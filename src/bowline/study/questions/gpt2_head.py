@@ -15,8 +15,9 @@ from bowline.study.experiment_sizes import ExperimentSizes
 from bowline.study.experiments import Experiments
 from bowline.study.question import Numbers, Question
 from bowline.study.small_models import build, held_out_loss, learn, mean_curve
-from bowline.study.statistics import difference, joined, mean, percent, standard_error, with_error
+from bowline.study.statistics import difference, mean, percent, standard_error, with_error
 from bowline.study.study_text import prepared
+from bowline.wording import joined
 
 HEAD = "lm_head.weight"
 MOVES = {"input embeddings": "input", "head": "head", "hidden states": "hidden"}

@@ -13,8 +13,9 @@ from bowline.study.experiment_sizes import ExperimentSizes
 from bowline.study.experiments import Experiments
 from bowline.study.question import Numbers, Question
 from bowline.study.small_models import build, held_out_loss, learn, mean_curve
-from bowline.study.statistics import difference, joined, mean, standard_error, with_error, written
+from bowline.study.statistics import difference, mean, standard_error, with_error, written
 from bowline.study.study_text import Padded, prepared
+from bowline.wording import joined
 
 POLICIES = {
     "none": "none (the default)",

@@ -11,8 +11,9 @@ from bowline.study.experiments import Experiments
 from bowline.study.initial_loss import FAMILIES, compare, recipes_of
 from bowline.study.question import Numbers, Question
 from bowline.study.small_models import build, held_out_loss, learn, look_steps, mean_curve
-from bowline.study.statistics import difference, joined, mean, with_error, written
+from bowline.study.statistics import difference, mean, with_error, written
 from bowline.study.study_text import prepared
+from bowline.wording import joined
 
 DRAWS = 2
 EXPLODES = 1.5

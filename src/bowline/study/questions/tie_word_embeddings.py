@@ -16,7 +16,8 @@ from bowline.plots.panels import Bar, Bars, Group, Sheet
 from bowline.study.experiments import Experiments
 from bowline.study.initial_loss import FAMILIES
 from bowline.study.question import Numbers, Question
-from bowline.study.statistics import joined, percent, written
+from bowline.study.statistics import percent, written
+from bowline.wording import joined
 
 MEASURED = ("bert", "gpt2", "t5")
 TITLES = {"bert": "BERT", "gpt2": "GPT-2", "t5": "T5"}

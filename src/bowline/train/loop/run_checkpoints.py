@@ -31,6 +31,7 @@ from bowline.errors import BowlineError, CheckpointError, UsageError
 from bowline.nn.state.mapped_tensors import stored_tensor
 from bowline.nn.state.torch_dtypes import NAMES
 from bowline.train.loop.directory_lock import locked
+from bowline.wording import listed
 
 __all__ = ["Checkpoints", "Saved", "newest", "steps_in"]
 
@@ -90,7 +91,7 @@ class Saved:
                 if name not in stored or name not in held or stored[name].shape != held[name].shape
             )
             raise CheckpointError(
-                f"{self.directory}: is of another model: {', '.join(odd[:3])} "
+                f"{self.directory}: is of another model: {listed(odd, 3)} "
                 f"{'differ' if len(odd) > 1 else 'differs'} in name or shape",
                 help="resume with the model that was trained, or begin in another directory",
             )
