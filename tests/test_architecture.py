@@ -192,7 +192,7 @@ def test_a_name_that_needs_torch_says_so_where_there_is_none() -> None:
         done = subprocess.run([sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, check=True)
         assert done.stdout == (
             f"bowline.{name} needs torch, which is not installed: "
-            "pip install 'bowline-ties[torch]', or pip install '.[torch]' in a checkout\n"
+            "pip install '.[torch]' in a checkout, or 'bowline-ties[torch]' once it is on the index\n"
         )
 
 

@@ -1,17 +1,17 @@
-"""What Bowline raises. Every error says what was seen, what was expected, and the way out.
+"""The exceptions that Bowline raises. Every error says what was seen, what was expected, and the way out.
 
 ::
 
     BowlineError
     ├── CheckpointError            a checkpoint cannot be read or written
     │   ├── NoCheckpointError      there is no model at this place
-    │   ├── FormatError            the bytes are not what their format demands
+    │   ├── FormatError            the bytes violate their format
     │   ├── UnsafePickleError      a pickle asks for more than tensors
-    │   └── RemoteError            the Hub did not answer as a range server must
+    │   └── RemoteError            the Hub failed, or did not send the requested bytes
     ├── ConfigError                config.json cannot be understood, or must not be rewritten
-    ├── TieError                   two tensors that cannot be one matrix, or must not be made one silently
-    ├── TrainingError              a run cannot go on: its loss or a gradient is no number any more
-    └── UsageError                 an argument that means nothing
+    ├── TieError                   two tensors cannot share one matrix, or sharing would silently discard values
+    ├── TrainingError              training stopped because the loss or a gradient is NaN or infinite
+    └── UsageError                 an argument is invalid
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ DISTRIBUTION = "bowline-ties"
 
 
 def how_to_install(extra: str) -> str:
-    """The commands that install an optional part of Bowline, as the `help` of an error.
+    """The command that installs an optional part of Bowline, as the `help` of an error.
 
     Example:
         >>> how_to_install("plot")
-        "pip install 'bowline-ties[plot]', or pip install '.[plot]' in a checkout"
+        "pip install '.[plot]' in a checkout, or 'bowline-ties[plot]' once it is on the index"
     """
-    return f"pip install '{DISTRIBUTION}[{extra}]', or pip install '.[{extra}]' in a checkout"
+    return f"pip install '.[{extra}]' in a checkout, or '{DISTRIBUTION}[{extra}]' once it is on the index"
 
 
 class BowlineError(Exception):
@@ -82,7 +82,7 @@ class NoCheckpointError(CheckpointError):
 
 
 class FormatError(CheckpointError):
-    """The bytes are not what their format demands."""
+    """The bytes violate their format."""
 
 
 class UnsafePickleError(CheckpointError):
@@ -90,7 +90,7 @@ class UnsafePickleError(CheckpointError):
 
 
 class RemoteError(CheckpointError):
-    """The Hub did not answer as a server of exact byte ranges must."""
+    """The Hub failed, or did not send exactly the requested bytes."""
 
 
 class ConfigError(BowlineError):
@@ -98,12 +98,12 @@ class ConfigError(BowlineError):
 
 
 class TieError(BowlineError):
-    """Two tensors that cannot be one matrix, or must not be made one silently; the model is as it was."""
+    """Two tensors cannot share one matrix, or sharing would silently discard values; the model is unchanged."""
 
 
 class TrainingError(BowlineError):
-    """The loss or a gradient is no number any more; the last whole checkpoint is kept."""
+    """The loss or a gradient is NaN or infinite; the last complete checkpoint is kept."""
 
 
 class UsageError(BowlineError, ValueError):
-    """An argument that means nothing: a `ValueError` too, as Python's own functions raise."""
+    """An argument is invalid. It is also a `ValueError`, as Python's own functions raise."""

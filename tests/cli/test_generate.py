@@ -106,7 +106,7 @@ def test_a_checkpoint_that_says_so_is_drawn_from_unless_the_likeliest_are_asked_
         (place / "generation_config.json").write_text(f'{{"do_sample": true, "temperature": 3.0{stated_k}}}')
         assert said("--seed", "1") == said("--temperature", "3", *same, "--seed", "1")
     assert said("--num-beams", "2") == run("generate", str(gpt2), TEXT, "--max-new-tokens", "20", "--num-beams", "2")
-    assert "--greedy takes the likeliest token, --top-k draws one" in refused(
+    assert "--greedy takes the most likely token, but --top-k samples one" in refused(
         "generate", str(place), TEXT, "--greedy", "--top-k", "3"
     )
     (place / "generation_config.json").write_text('{"do_sample": true, "temperature": "hot"}')
@@ -191,7 +191,7 @@ def test_an_error_names_the_options_and_not_the_librarys_arguments(gpt2: Path) -
         "--temperature -1.0: expected a number above 0 (help: for the likeliest token, --greedy)"
     )
     assert "(help: --max-new-tokens " in said("--max-new-tokens", "400")
-    assert said("--top-k", "2", "--num-beams", "3").startswith("draws and --num-beams 3: beams are not sampled")
+    assert said("--top-k", "2", "--num-beams", "3").startswith("sampling and --num-beams 3: beams are not sampled")
 
 
 @pytest.mark.parametrize("wrong", ["no config", "another width", "two matrices"])
@@ -243,7 +243,7 @@ def test_without_torch_the_exit_code_is_2_and_the_message_says_what_to_install(v
     assert done.returncode == 2
     assert done.stderr == (
         f"error: bowline {verb} needs torch, which is not installed "
-        "(help: pip install 'bowline-ties[torch]', or pip install '.[torch]' in a checkout)\n"
+        "(help: pip install '.[torch]' in a checkout, or 'bowline-ties[torch]' once it is on the index)\n"
     )
 
 

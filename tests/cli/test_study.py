@@ -48,7 +48,7 @@ def test_the_questions_can_be_listed() -> None:
 
 def test_without_a_directory_it_says_so() -> None:
     error = run("flag").exception
-    assert isinstance(error, UsageError) and "no --out" in str(error)
+    assert isinstance(error, UsageError) and "--out is missing" in str(error)
 
 
 def test_a_wrong_name_is_told_before_any_work(tmp_path: Path) -> None:
@@ -65,4 +65,4 @@ def test_an_interrupted_study_says_how_to_go_on(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Experiments, "unit", interrupted)
     result = run("toy", "--quick", "--out", str(tmp_path))
     assert result.exit_code == 130
-    assert "the same command goes on from there" in result.stderr
+    assert "run the same command again to continue" in result.stderr

@@ -154,7 +154,7 @@ def test_where_matplotlib_is_missing_the_error_says_what_to_install(monkeypatch:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match="needs matplotlib, which is not installed") as caught:
         plot.identity_figure(np.eye(3))
-    assert caught.value.help == "pip install 'bowline-ties[plot]', or pip install '.[plot]' in a checkout"
+    assert caught.value.help == "pip install '.[plot]' in a checkout, or 'bowline-ties[plot]' once it is on the index"
 
 
 def test_another_missing_module_is_not_called_matplotlib(monkeypatch: pytest.MonkeyPatch, drawing: Any) -> None:

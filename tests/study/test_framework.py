@@ -212,7 +212,7 @@ def test_without_matplotlib_nothing_is_measured(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match="a plot needs matplotlib") as raised:
         study([TOY], out=tmp_path / "out")
-    assert raised.value.help == "pip install 'bowline-ties[plot]', or pip install '.[plot]' in a checkout"
+    assert raised.value.help == "pip install '.[plot]' in a checkout, or 'bowline-ties[plot]' once it is on the index"
     assert CALLS == [] and not (tmp_path / "out").exists()
 
 

@@ -25,7 +25,10 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="bowline",
-    help="Weight tying in language models: what the class declares, the config says, the bytes hold, and loaders do.",
+    help=(
+        "Weight tying in language models: audit whether code, config, checkpoint and loaders agree on it, "
+        "and train and run tied models."
+    ),
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -52,15 +55,15 @@ def version(
 
 
 def main() -> None:
-    """The entry point: an error of ours is one line on stderr and exit code 2, never a traceback."""
+    """The entry point: a Bowline error becomes one line on stderr and exit code 2, never a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot spell is written out
+            stream.reconfigure(errors="backslashreplace")  # characters that the terminal cannot encode are escaped
     stdout = sys.stdout
     try:
         app()
     except SystemExit:
-        if sys.stdout is not stdout:  # typer has put a quiet one in its place: the reader of a pipe has seen enough
+        if sys.stdout is not stdout:  # typer replaces stdout when the reader of a pipe has closed it
             sys.exit(141)
         raise
     except KeyboardInterrupt as stop:
@@ -69,9 +72,9 @@ def main() -> None:
     except BowlineError as error:
         typer.echo(printable(f"error: {error}"), err=True)
         sys.exit(2)
-    except OSError as error:  # files of a checkpoint raise errors of ours; this is what we write to
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter tries once more when it ends
+    except OSError as error:  # reading a checkpoint raises a BowlineError, so this is about stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise the interpreter writes again when it exits
         with suppress(OSError):
-            line = f"error: the output cannot be written: {error.strerror or error} (help: check where it goes to)"
+            line = f"error: the output cannot be written: {error.strerror or error} (help: check where it is sent)"
             typer.echo(printable(line), err=True)
         sys.exit(2)

@@ -23,23 +23,28 @@ def audit(
         list[str],
         typer.Argument(metavar="PATH...", help="Directories, files, or Hub repositories as org/name[@revision]."),
     ],
-    output_format: Annotated[OutputFormat, typer.Option(help="How to report.")] = OutputFormat.FULL,
-    select: Annotated[list[str], typer.Option(help="Only codes that begin so; may be repeated.")] = [],  # noqa: B006
-    ignore: Annotated[list[str], typer.Option(help="No codes that begin so; may be repeated.")] = [],  # noqa: B006
+    output_format: Annotated[OutputFormat, typer.Option(help="Format of the report.")] = OutputFormat.FULL,
+    select: Annotated[list[str], typer.Option(help="Report only codes that begin with this. Repeatable.")] = [],  # noqa: B006
+    ignore: Annotated[list[str], typer.Option(help="Leave out codes that begin with this. Repeatable.")] = [],  # noqa: B006
     values: Annotated[
-        bool, typer.Option("--values/--headers-only", help="Read the vocabulary's rows, or headers alone.")
+        bool,
+        typer.Option("--values/--headers-only", help="Read the rows of the vocabulary tables, or only file headers."),
     ] = True,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Make config.json say what the bytes hold, at every level.")
+        bool,
+        typer.Option("--fix", help="Set the flag in config.json to agree with the stored tensors, at every level."),
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Also draw how far E Eᵀ is from I: a file that ends in .svg, .png or .pdf.")
+        Path | None, typer.Option(help="Also plot how far E Eᵀ is from I, to a .svg, .png or .pdf file.")
     ] = None,
 ) -> None:
-    """Say whether input embedding and output head are tied, and what each loader will make of it."""
+    """Check whether a checkpoint's embedding and head are tied.
+
+    Reports what the config says, what the files hold, and what each loader will do.
+    """
     from bowline.auditing.audit_report import select_rules
 
-    select_rules(split_codes(select), split_codes(ignore))  # a wrong code is said before any reading
+    select_rules(split_codes(select), split_codes(ignore))  # report a wrong code before any file is read
     if plot is not None:
         from bowline.plots.figure_style import check_can_save
 
@@ -59,10 +64,10 @@ def audit(
 
 
 def _draw(reports: list[AuditReport], path: Path) -> None:
-    """The embedding of the one checkpoint that was audited.
+    """Plot the embedding of the audited checkpoint.
 
     Raises:
-        UsageError: another number of checkpoints, one whose table was not read, or no matplotlib.
+        UsageError: not exactly one checkpoint was audited, its table was not read, or matplotlib is missing.
     """
     from bowline.auditing.vocabulary_tables import sampled_table
     from bowline.checkpoint import open_checkpoint
@@ -71,7 +76,10 @@ def _draw(reports: list[AuditReport], path: Path) -> None:
 
     name = reports[0].evidence.declaration.embedding if len(reports) == 1 else None
     if name is None or reports[0].evidence.geometry is None:
-        raise UsageError("--plot draws the embedding of one checkpoint whose values are read", help="audit one path")
+        raise UsageError(
+            "--plot needs exactly one checkpoint whose embedding was read",
+            help="audit one path, without --headers-only",
+        )
     with open_checkpoint(reports[0].evidence.location) as checkpoint:
         tensor = checkpoint.tensors[name]
         table = sampled_table(checkpoint, tensor)
@@ -79,7 +87,7 @@ def _draw(reports: list[AuditReport], path: Path) -> None:
 
 
 def split_codes(options: list[str]) -> list[str]:
-    """`--select BW1,BW203` is two codes."""
+    """Split options such as `--select BW1,BW203` into codes."""
     return [code.strip() for option in options for code in option.split(",") if code.strip()]
 
 
@@ -91,7 +99,7 @@ def _audit_one(path: str, select: list[str], ignore: list[str], *, values: bool,
     if fix:
         try:
             changed = fix_config(report)
-        except ConfigError as error:  # a refused edit: its findings stand, and are told
+        except ConfigError as error:  # the edit was refused; the findings are still reported
             typer.echo(printable(f"error: {error}"), err=True)
             return report
         if changed:

@@ -16,13 +16,17 @@ __all__ = ["demo"]
 
 def demo(
     keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the checkpoints into DIR, new or empty, and keep them.")
+        Path | None, typer.Option(metavar="DIR", help="Write the checkpoints into DIR (new or empty) and keep them.")
     ] = None,
     models: Annotated[
-        bool, typer.Option("--models", help="Build the model families instead, tied and untied. Needs torch.")
+        bool, typer.Option("--models", help="Build each model family tied and untied instead. Needs torch.")
     ] = False,
 ) -> None:
-    """Audit a real checkpoint, healthy ones, and the same broken as people report it; exit 1 if any surprises."""
+    """Audit healthy and broken example checkpoints.
+
+    One is a real, trained checkpoint; the broken ones reproduce faults that people have reported. The exit code is 1
+    if a result is not as expected.
+    """
     if models:
         try:
             from bowline.demo.family_demo import FamilyShow
@@ -36,7 +40,7 @@ def demo(
     from bowline.demo.audit_demo import Show
 
     if keep is not None and keep.exists() and not (keep.is_dir() and not any(keep.iterdir())):
-        raise UsageError(f"{keep}: expected a new or an empty directory", help="name another one")
+        raise UsageError(f"{keep}: expected a new or empty directory", help="give another directory")
     place = nullcontext(str(keep)) if keep is not None else tempfile.TemporaryDirectory(prefix="bowline-demo-")
     with place as directory:
         show = Show(Path(directory))

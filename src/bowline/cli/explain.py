@@ -13,9 +13,12 @@ __all__ = ["explain"]
 
 
 def explain(
-    code: Annotated[str | None, typer.Argument(help="A code such as BW101; without it, all codes are listed.")] = None,
+    code: Annotated[str | None, typer.Argument(help="A code such as BW101. If omitted, all codes are listed.")] = None,
 ) -> None:
-    """Print what a finding means: what, why it hurts, an example, the mend, and who met it."""
+    """Explain a finding of the audit.
+
+    Prints what it means, why it hurts, an example, how to mend it, and the issues that report it.
+    """
     rules = {rule.code: rule for rule in all_rules()}
     if code is None:
         for each in rules.values():
@@ -24,6 +27,6 @@ def explain(
     rule = rules.get(code.upper())
     if rule is None:
         raise UsageError(
-            f"{code!r} is no code, expected such as {next(iter(rules))}", help="`bowline explain` lists them"
+            f"unknown code {code!r}, expected one such as {next(iter(rules))}", help="`bowline explain` lists all codes"
         )
     typer.echo(f"{rule.code} {rule.name} ({rule.severities})\n\n{rule.page}")

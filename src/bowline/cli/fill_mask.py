@@ -28,12 +28,12 @@ class FillFormat(StrEnum):
 @in_options(LOADING)
 def fill_mask(
     path: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint: a directory, or org/name[@revision].")],
-    text: Annotated[str, typer.Argument(help="A text with [MASK] where a token is to be found.")],
-    top_k: Annotated[int, typer.Option(help="So many candidates for each mask.")] = 5,
-    output_format: Annotated[FillFormat, typer.Option(help="How to report.")] = FillFormat.FULL,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")] = "cpu",
+    text: Annotated[str, typer.Argument(help="A text with [MASK] for each token to predict.")],
+    top_k: Annotated[int, typer.Option(help="Number of candidates for each mask.")] = 5,
+    output_format: Annotated[FillFormat, typer.Option(help="Format of the output.")] = FillFormat.FULL,
+    device: Annotated[str, typer.Option(help="Device to compute on, such as cpu or cuda.")] = "cpu",
 ) -> None:
-    """Say which tokens a masked language model finds likely in the place of each mask."""
+    """Predict the tokens behind each [MASK] in a text."""
     with needs_torch("fill-mask"):
         from bowline.models.text_generation import filled_text
     masks = filled_text(path, text, top_k=top_k, device=device)

@@ -15,24 +15,34 @@ from bowline.wording import printable
 __all__ = ["generate"]
 
 
-@in_options({"do_sample=False": "--greedy", "do_sample=True": "draws", **LOADING})
+@in_options({"do_sample=False": "--greedy", "do_sample=True": "sampling", **LOADING})
 def generate(
     path: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint: a directory, or org/name[@revision].")],
-    text: Annotated[str, typer.Argument(help="What to go on from; of a T5, what to answer.")],
+    text: Annotated[str, typer.Argument(help="The prompt to continue; for T5, the encoder's input.")],
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="At most so many new tokens; 40 unless given, or as many as there is room for.")
+        int | None,
+        typer.Option(help="Maximum number of new tokens. By default 40, or fewer if the context is shorter."),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Draw tokens; below 1, likely ones more often.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest with this much probability.")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="The likeliest token each time.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Draw the same again.")] = None,
-    num_beams: Annotated[int, typer.Option(help="Follow so many hypotheses at once.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Of beams: above 0 longer texts, below it shorter ones.")] = 1.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1, what was said is said again less often.")] = 1.0,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")] = "cpu",
+    temperature: Annotated[float | None, typer.Option(help="Sample tokens; below 1, likely ones more often.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many of the most likely tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the most likely tokens with this total probability.")
+    ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token at each step.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed for sampling: the same seed gives the same text.")] = None,
+    num_beams: Annotated[int, typer.Option(help="Number of beams in beam search; 1 for none.")] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(help="For beam search: above 0 favours longer texts, below 0 shorter ones.")
+    ] = 1.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1, tokens that have occurred become less likely.")
+    ] = 1.0,
+    device: Annotated[str, typer.Option(help="Device to compute on, such as cpu or cuda.")] = "cpu",
 ) -> None:
-    """Go on with a text: the likeliest tokens, or drawn ones where the checkpoint or an option says so."""
+    """Continue a text with a language model.
+
+    Takes the most likely tokens, or samples if the checkpoint's generation config or an option asks for it.
+    """
     with needs_torch("generate"):
         from bowline.models.text_generation import text_pieces
     options: dict[str, Any] = {
@@ -44,7 +54,9 @@ def generate(
     drawn = {name: value for name, value in drawn.items() if value is not None}
     if drawn and greedy:
         option = next(iter(drawn)).replace("_", "-")
-        raise UsageError(f"--greedy takes the likeliest token, --{option} draws one", help="leave one of them out")
+        raise UsageError(
+            f"--greedy takes the most likely token, but --{option} samples one", help="leave out one of the two"
+        )
     if drawn or greedy:
         options["do_sample"] = not greedy
     pieces = text_pieces(path, text, device=device, seed=seed, max_new_tokens=max_new_tokens, **drawn, **options)
@@ -57,5 +69,5 @@ def generate(
 
 
 def shown(text: str) -> str:
-    """What a terminal may be given: a model can spell out what moves the cursor, or worse."""
+    """The text with control characters escaped, except tab and newline, since a model can generate any character."""
     return "\n".join("\t".join(printable(part) for part in line.split("\t")) for line in text.split("\n"))

@@ -27,7 +27,7 @@ class LossFormat(StrEnum):
 
 
 class FamilyName(StrEnum):
-    """The families that can be built here."""
+    """The model families that Bowline can build."""
 
     BERT = "bert"
     GPT2 = "gpt2"
@@ -37,19 +37,28 @@ class FamilyName(StrEnum):
 
 @in_options()
 def init_loss(
-    family: Annotated[FamilyName, typer.Option(help="Which family's model.")],
+    family: Annotated[FamilyName, typer.Option(help="The model family.")],
     recipe: Annotated[
-        list[str] | None, typer.Option(help="A recipe; all of the family unless given. Repeatable.")
+        list[str] | None, typer.Option(help="A recipe to compare; by default all of the family's. Repeatable.")
     ] = None,
-    tied: Annotated[bool | None, typer.Option("--tied/--untied", help="Only this; both unless given.")] = None,
-    vocab_size: Annotated[list[int] | None, typer.Option(help="The true one unless given. Repeatable.")] = None,
-    hidden_size: Annotated[list[int] | None, typer.Option(help="The true one unless given. Repeatable.")] = None,
-    layers: Annotated[int, typer.Option(help="Layers of the model.")] = 2,
-    draws: Annotated[int, typer.Option(help="Models that are drawn and measured; 0 only predicts.")] = 3,
-    plot: Annotated[Path | None, typer.Option(help="Also draw it: a file that ends in .svg, .png or .pdf.")] = None,
-    output_format: Annotated[LossFormat, typer.Option(help="How to report.")] = LossFormat.FULL,
+    tied: Annotated[
+        bool | None, typer.Option("--tied/--untied", help="Compare only tied or only untied models; by default both.")
+    ] = None,
+    vocab_size: Annotated[
+        list[int] | None, typer.Option(help="Vocabulary size; by default the family's usual one. Repeatable.")
+    ] = None,
+    hidden_size: Annotated[
+        list[int] | None, typer.Option(help="Hidden size; by default the family's usual one. Repeatable.")
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Number of layers.")] = 2,
+    draws: Annotated[int, typer.Option(help="Number of models to initialise and measure; 0 only predicts.")] = 3,
+    plot: Annotated[Path | None, typer.Option(help="Also plot the result, to a .svg, .png or .pdf file.")] = None,
+    output_format: Annotated[LossFormat, typer.Option(help="Format of the output.")] = LossFormat.FULL,
 ) -> None:
-    """Predict and measure the loss before the first step, for each recipe of a family."""
+    """Predict and measure the loss before training.
+
+    Compares the initialisation recipes of one model family, tied and untied.
+    """
     with needs_torch("init-loss"):
         from bowline.study.initial_loss import compare
     if plot is not None:
@@ -81,7 +90,10 @@ def init_loss(
 
 
 def _draw(path: Path, rows: list[Comparison]) -> None:
-    """Lines through sizes around the largest that was asked for, at which the points are."""
+    """Plot the prediction over vocabulary and hidden sizes, as lines, and the compared rows as points.
+
+    Each line varies one size; the other is the largest that was asked for.
+    """
     from bowline.plots.figure_style import save
     from bowline.plots.initial_loss_figure import Point, draw
     from bowline.study.initial_loss import compare
@@ -115,7 +127,7 @@ def _draw(path: Path, rows: list[Comparison]) -> None:
 
 
 HEADER = (
-    f"{'recipe':<28} {'head':<7} {'V':>7} {'d':>5} {'ln V':>7} {'predicted':>10} {'measured':>10} {'±':>6}  logits' std"
+    f"{'recipe':<28} {'head':<7} {'V':>7} {'d':>5} {'ln V':>7} {'predicted':>10} {'measured':>10} {'±':>6}  logit std"
 )
 
 
@@ -125,12 +137,12 @@ def _line(row: Comparison) -> str:
     return (
         f"{row.recipe.name:<28} {'tied' if row.tied else 'untied':<7} {row.vocab_size:7} {row.hidden_size:5} "
         f"{row.expected.uniform:7.3f} {row.expected.loss:10.3f} {measured} {error}  {row.expected.width:.3g}"
-        + ("  (they disagree)" if row.agrees is False else "")
+        + ("  (prediction and measurement disagree)" if row.agrees is False else "")
     )
 
 
 def _conclusions(rows: list[Comparison]) -> list[str]:
-    """A sentence for each recipe and tie, at the largest size, which is named where there are several."""
+    """One sentence for each recipe, tied and untied, at the largest size; it names the size if there are several."""
     several = len({(row.vocab_size, row.hidden_size) for row in rows}) > 1
     last = {(row.recipe.name, row.tied): row for row in sorted(rows, key=lambda row: (row.vocab_size, row.hidden_size))}
     return [

@@ -1,4 +1,4 @@
-"""Errors of the library with the command line's options: `top_k=0` becomes `--top-k 0`."""
+"""Rewrites the library's errors for the command line: `top_k=0` becomes `--top-k 0`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["LOADING", "in_options"]
 LOADING = {
     "add a good one, or give config=": "add a good one",
     "build from the checkpoint's own config; ignore_mismatched_sizes=True draws them anew": (
-        "put the config.json beside the weights that was saved with them"
+        "use the config.json that was saved with these weights"
     ),
     'on_conflict="untie" keeps both; "source" keeps the embedding, "target" the head': (
-        "`bowline audit --fix` makes the config say that there are two"
+        "`bowline audit --fix` sets the config's flag to false, which keeps both"
     ),
 }
-"""What a verb that loads a model says in place of arguments that it does not have."""
+"""For commands that load a model: the library's advice on arguments that the command lacks, and its replacement."""
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 

@@ -1,4 +1,4 @@
-"""The output formats as the command line knows them."""
+"""The output formats that the command line offers."""
 
 from __future__ import annotations
 

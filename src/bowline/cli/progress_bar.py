@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, nothing in a pipe."""
+"""Shows a progress bar if stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bowline.wording import printable
 __all__ = ["shown_progress"]
 
 WORTH_A_BAR = 256 << 20
-"""Bytes that take long enough to wait for."""
+"""Number of bytes from which reading takes long enough for a bar."""
 
 
 @contextmanager
 def shown_progress(title: str) -> Iterator[Progress]:
-    """A bar on stderr once there is much to read, if somebody is looking."""
+    """Show a bar on stderr if it is a terminal and at least `WORTH_A_BAR` bytes are to be read."""
     if sys.stderr is None or not sys.stderr.isatty():  # None: closed by whoever started us
         yield Progress()
         return

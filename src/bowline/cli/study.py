@@ -18,17 +18,21 @@ __all__ = ["study"]
 
 def study(
     question: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUESTION]...", help="Which questions; all unless given.")
+        list[str] | None, typer.Argument(metavar="[QUESTION]...", help="Questions to answer; by default all.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A directory for the report, the figures and what is kept.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for the report, the figures and the measurements.")
+    ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Minutes on two cores; the whole is estimated at a day on one.")
+        bool,
+        typer.Option("--quick", help="A small study: minutes on two cores; the full one is estimated at a day on one."),
     ] = False,
-    listed: Annotated[bool, typer.Option("--list", help="Print the questions and exit.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the questions and exit.")] = False,
 ) -> None:
-    """Answer questions about the tie by measurement: numbers, a figure and two sentences for each.
+    """Answer questions about weight tying by measurement.
 
-    What was measured is kept in DIR: a run that was stopped goes on, and a second run only writes.
+    Each answer has numbers, a figure and two sentences. The measurements are kept in the --out directory, so a stopped
+    study continues where it was, and a finished one only writes its report again.
     """
     from bowline.errors import UsageError
 
@@ -42,7 +46,9 @@ def study(
             typer.echo(f"{each.name:<{width}}  {each.asks}")
         return
     if out is None:
-        raise UsageError("no --out: expected a directory for the report", help="bowline study --quick --out study")
+        raise UsageError(
+            "--out is missing: expected a directory for the report", help="bowline study --quick --out study"
+        )
     looked_at = sys.stderr is not None and sys.stderr.isatty()
     total = 0.0
 
@@ -58,6 +64,6 @@ def study(
     try:
         answers = answer_all(question or (), out=out, setting=QUICK if quick else FULL, answered=answered, tell=tell)
     except KeyboardInterrupt:
-        typer.echo(f"stopped; what was measured is kept: the same command goes on from there ({out})", err=True)
+        typer.echo(f"stopped; the measurements in {out} are kept: run the same command again to continue", err=True)
         raise typer.Exit(130) from None
     typer.echo(f"{len(answers)} question{'s' * (len(answers) != 1)} in {out / 'study.md'}, in {total:.0f} s")

@@ -1,4 +1,4 @@
-"""What a verb needs beyond the basics, said plainly where it is missing."""
+"""Reports torch as missing, with the command that installs it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["needs_torch"]
 
 @contextmanager
 def needs_torch(verb: str) -> Iterator[None]:
-    """Around the imports of a verb that runs models.
+    """Wrap the imports of a command that runs models.
 
     Raises:
-        UsageError: torch, or what is installed with it, is not there.
+        UsageError: torch, or a package that is installed with it, is missing.
     """
     try:
         yield
