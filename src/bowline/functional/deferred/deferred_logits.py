@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.functional.deferred.graph_breaks import uncompiled
 from bowline.functional.deferred.head_product import Product
-from bowline.functional.deferred.logit_operations import SAME, VIEWS, noted
+from bowline.functional.deferred.logit_operations import SAME, SUMS, VIEWS, noted
 
 __all__ = ["DeferredLogits"]
 
@@ -46,7 +47,7 @@ class DeferredLogits(torch.Tensor):
     def __new__(cls, product: Product) -> DeferredLogits:
         place: Any = _Place.apply
         with torch.set_grad_enabled(product.grad):
-            found: DeferredLogits = place(product, product.hidden, product.weight, product.bias)
+            found: DeferredLogits = place(product, *product.ends)
         return found
 
     @staticmethod
@@ -77,6 +78,11 @@ class DeferredLogits(torch.Tensor):
             self._view.of.made_to_be_written()
             self._become_the_view(self._view)
         return self.made()
+
+    def with_columns(self, ids: torch.Tensor, columns: torch.Tensor) -> DeferredLogits | None:
+        """The logits with those of the tokens `ids` (k,) replaced by `columns` (..., k); `None` if they are needed."""
+        product = self.product.with_columns(ids, columns) if self._made is None and self._unseen() else None
+        return None if product is None else DeferredLogits(product)
 
     def _put_at_its_place(self) -> None:
         """Attaches logits that were computed without autograd to the graph node that a Function has added since."""
@@ -156,7 +162,8 @@ class DeferredLogits(torch.Tensor):
         for written in _deferred_in((first if _writes(func, kwargs) else None, kwargs.get("out"))):
             written.made_to_be_written()
         if isinstance(first, DeferredLogits) and first._may_note(func):
-            found = noted(func, first.product, args[1:], kwargs)
+            rest = [_recorded(one) for one in args[1:]] if func in SUMS else args[1:]
+            found = noted(func, first.product, rest, kwargs)
             if isinstance(found, Product):
                 return first._followed_by(found, func, args[1:], kwargs)
             if found is not None:
@@ -165,7 +172,9 @@ class DeferredLogits(torch.Tensor):
         def done() -> Any:
             return func(*map(_made, args), **{key: _made(value) for key, value in kwargs.items()})
 
+        asked = [one for one in _deferred_in([*args, *kwargs.values()]) if one._made is None]
         found = done()
+        _tell(asked, func, args, found)
         if isinstance(first, DeferredLogits) and first._may_be_written_by(found):
             first.made_to_be_written()
             return done()
@@ -215,13 +224,13 @@ class _Place(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         product, wanted, again = ctx.product, ctx.needs_input_grad[1:], torch.is_grad_enabled()  # create_graph=True
         if gradient is None:
-            return None, None, None, None
+            return None, *(None for _ in wanted)
         with torch.enable_grad():
             ends = [
                 one if one is None or again else one.detach().requires_grad_(asked)
-                for one, asked in zip((product.hidden, product.weight, product.bias), wanted, strict=True)
+                for one, asked in zip(product.ends, wanted, strict=True)
             ]
-            logits = replace(product, hidden=ends[0], weight=ends[1], bias=ends[2]).logits()
+            logits = product.with_ends(*ends).logits()
         asked_for = [one for one, asked in zip(ends, wanted, strict=True) if asked]
         found = iter(torch.autograd.grad(logits, asked_for, gradient, create_graph=again))
         return None, *(next(found) if asked else None for asked in wanted)
@@ -245,6 +254,24 @@ class _Made(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
+
+
+def _tell(asked: Sequence[DeferredLogits], function: Any, args: Sequence[Any], found: Any) -> None:
+    """Tell the record that logits were computed for this function, if a loss may follow from what it returned."""
+    records = {id(record): record for one in asked if (record := one.product.record) is not None}
+    learns = isinstance(found, torch.Tensor) and found.requires_grad
+    if not records or not (learns or function is F.cross_entropy):
+        return
+    shapes = [tuple(one.shape) for one in args if isinstance(one, torch.Tensor) and not isinstance(one, DeferredLogits)]
+    name = getattr(function, "__name__", str(function)).strip("_")
+    for record in records.values():
+        record.fall_back(f"{name}{f' with a tensor {shapes[0]}' if shapes else ''} between head and loss")
+
+
+def _recorded(value: Any) -> Any:
+    """The product of deferred logits whose values nothing has needed yet; any other value as it is."""
+    fresh = isinstance(value, DeferredLogits) and value._made is None and value._view is None and not value._watched
+    return value.product if fresh else value
 
 
 def _made(value: Any) -> Any:

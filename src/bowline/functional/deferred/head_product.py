@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -11,14 +12,18 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from torch.utils.weak import WeakIdKeyDictionary
 
 from bowline.errors import UsageError
-from bowline.functional.loss import linear_cross_entropy
+from bowline.functional.deferred.loss_record import LossRecord
+from bowline.functional.loss import AdapterTerms, chosen_backend, linear_cross_entropy
 
-__all__ = ["Product"]
+__all__ = ["NO_ADAPTERS", "Product"]
+
+NO_ADAPTERS = AdapterTerms()
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """outer tanh(scale (hidden weightᵀ + bias)), without tanh if `outer` is `None`, in `dtype`.
+    """outer tanh(scale (hidden weightᵀ + bias)), without tanh if `outer` is `None`, in `dtype`; `adapters` change
+    hidden weightᵀ + bias first.
 
     hidden (..., D), weight (V, D), bias (V,) or `None`. The context of the head's call is recorded: `cast` is the dtype
     of autocast, if it was on, `grad` whether autograd was on, and `seen` the versions of the three tensors. The context
@@ -33,14 +38,29 @@ class Product:
     cast: torch.dtype | None = None
     grad: bool = True
     backend: str = "auto"
+    record: LossRecord | None = None
     scale: float = 1.0
     outer: float | None = None
     stepped: torch.dtype | None = None
+    adapters: AdapterTerms = NO_ADAPTERS
     seen: tuple[TensorVersion | None, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.seen:
-            object.__setattr__(self, "seen", tuple(map(_seen, (self.hidden, self.weight, self.bias))))
+            object.__setattr__(self, "seen", tuple(map(_seen, self.ends)))
+
+    @property
+    def ends(self) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that get gradients: hidden, weight, bias, and those of the adapters."""
+        return self.hidden, self.weight, self.bias, self.adapters.left, self.adapters.right, self.adapters.columns
+
+    def with_ends(self, *ends: torch.Tensor | None) -> Product:
+        """The same product of other tensors, in the order of `ends`."""
+        hidden, weight, bias, left, right, columns = ends
+        assert hidden is not None
+        assert weight is not None
+        terms = replace(self.adapters, left=left, right=right, columns=columns)
+        return replace(self, hidden=hidden, weight=weight, bias=bias, adapters=terms)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,8 +87,10 @@ class Product:
                 "expected it to be there when the loss is computed",
                 help="leave the head to the unit of the whole model, and compute the loss in the model (labels=...)",
             )
-        ends = {"matrix": self.weight, "input": self.hidden, "bias": self.bias}
-        for (name, end), seen in zip(ends.items(), (self.seen[1], self.seen[0], self.seen[2]), strict=True):
+        names = ("input", "matrix", "bias", *("adapter",) * 3)
+        for name, end, seen in sorted(
+            zip(names, self.ends, self.seen, strict=True), key=lambda one: one[0] != "matrix"
+        ):
             if _seen(end) != seen:
                 raise UsageError(
                     f"the head's {name} has changed since the model ran, so its logits of then cannot be computed any "
@@ -83,7 +105,7 @@ class Product:
             UsageError: the matrix is not there any more as it was.
         """
         with self._as_there():
-            found = F.linear(self.hidden, self.weight, self.bias)
+            found = self.adapters.applied(F.linear(self.hidden, self.weight, self.bias))
         if self.stepped is not None:
             found = found.to(self.stepped)
         if self.scale != 1.0:
@@ -101,6 +123,8 @@ class Product:
         scale = self.scale if self.outer is None else self.scale * self.outer
         casts = torch.is_autocast_enabled(self.hidden.device.type)  # it makes a loss of half precision float32
         dtype = torch.promote_types(self.dtype, torch.float32) if casts else self.dtype
+        if self.record is not None:
+            self.record.count(chosen_backend(self.hidden, self.weight, backend=self.backend))
         with self._as_there(), torch.set_grad_enabled(self.grad and torch.is_grad_enabled()):
             loss = linear_cross_entropy(
                 self.hidden,
@@ -109,20 +133,58 @@ class Product:
                 bias=self.bias,
                 logit_scale=scale,
                 softcap=self.outer,
+                adapters=None if self.adapters is NO_ADAPTERS else self.adapters,
                 backend=self.backend,
                 **options,
             )
         return loss.to(dtype)
 
-    def of(self, tokens: slice) -> Product:
-        """The logits of some tokens; they use a view of the matrix, so its gradient has the size of all of it."""
+    def of(self, tokens: slice) -> Product | None:
+        """The logits of some tokens; they use a view of the matrix, so its gradient has the size of all of it.
+
+        `None` if an adapter changes them.
+        """
         if range(*tokens.indices(len(self.weight))) == range(len(self.weight)):
             return self
+        if self.adapters is not NO_ADAPTERS:
+            return None
         return self._with(weight=self.weight[tokens], bias=None if self.bias is None else self.bias[tokens])
 
-    def at(self, hidden: torch.Tensor) -> Product:
-        """The logits of other hidden states: some of the present ones, or in another shape."""
-        return self._with(hidden=hidden)
+    def over_positions(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Product:
+        """The logits of some of the positions, or of positions in another shape: `change` selects or reshapes them."""
+        return self._with(hidden=change(self.hidden), adapters=self.adapters.over_positions(change))
+
+    def plus_product(self, other: Product) -> Product | None:
+        """The sum of these logits and those of a thin head, as LoRA adds; `None` if that cannot be recorded."""
+        if (
+            other.outer is not None
+            or self.outer is not None
+            or self.stepped is not None
+            or other.adapters.columns is not None
+        ):
+            return None
+        if other.shape != self.shape or self.adapters.columns is not None or other.adapters.left is not None:
+            return None
+        if other.grad != self.grad or other.cast != self.cast:
+            return None
+        left, right, bias = other.hidden, other.weight, self.bias
+        if other.scale != 1.0:
+            left = left * other.scale
+        if other.bias is not None:
+            bias = other.bias * other.scale if bias is None else bias + other.bias * other.scale
+        if bias is not None and bias.dtype != self.weight.dtype:
+            return None
+        before = self.adapters
+        if before.left is not None and before.right is not None:
+            left, right = torch.cat([before.left, left], -1), torch.cat([before.right, right], -1)
+        dtype = torch.promote_types(self.dtype, other.dtype)
+        return self._with(bias=bias, adapters=replace(before, left=left, right=right), dtype=dtype)
+
+    def with_columns(self, ids: torch.Tensor, columns: torch.Tensor) -> Product | None:
+        """The logits with those of the tokens `ids` (k,) replaced by `columns` (..., k); `None` after another step."""
+        if self.stepped is not None or self.adapters is not NO_ADAPTERS:
+            return None
+        return self._with(adapters=AdapterTerms(ids=ids, columns=columns))
 
     def _with(self, **ends: Any) -> Product:
         self._expect_the_same_ends()

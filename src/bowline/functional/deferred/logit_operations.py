@@ -1,6 +1,7 @@
 """The tensor operations between head and loss that are recorded in a `Product` instead of run.
 
-Each step takes a `Product` and the arguments of the tensor operation, by torch's names. It returns the resulting
+Each step takes a `Product` and the arguments of the tensor operation, by torch's names; deferred logits among them are
+given as their `Product`. It returns the resulting
 product (the same one if torch would return the same tensor), a loss, or `None` if it cannot be recorded and the logits
 have to be computed.
 """
@@ -16,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from bowline.functional.deferred.head_product import Product
 
-__all__ = ["SAME", "VIEWS", "noted"]
+__all__ = ["SAME", "SUMS", "VIEWS", "noted"]
 
 
 def _shaped(product: Product, *shape: Any) -> Product | None:
@@ -30,14 +31,14 @@ def _shaped(product: Product, *shape: Any) -> Product | None:
             rows *= size
         if rows * vocab != product.hidden.numel() // product.hidden.shape[-1] * vocab:
             return None
-    return product.at(product.hidden.reshape(*sizes[:-1], product.hidden.shape[-1]))
+    return product.over_positions(lambda one: one.reshape(*sizes[:-1], one.shape[-1]))
 
 
 def _flattened(product: Product, start_dim: int = 0, end_dim: int = -1) -> Product | None:
     depth = product.hidden.ndim
     if end_dim % depth >= depth - 1:
         return None
-    return product.at(product.hidden.flatten(start_dim, end_dim))
+    return product.over_positions(lambda one: one.flatten(start_dim, end_dim))
 
 
 def _picked(product: Product, index: Any) -> Product | None:
@@ -51,8 +52,11 @@ def _picked(product: Product, index: Any) -> Product | None:
     if last_is_named:
         if not isinstance(parts[-1], slice):
             return None
-        product, index = product.of(parts[-1]), (*parts[:-1], slice(None))
-    return product.at(product.hidden[index])
+        some = product.of(parts[-1])
+        if some is None:
+            return None
+        product, index = some, (*parts[:-1], slice(None))
+    return product.over_positions(lambda one: one[index])
 
 
 def _cast(product: Product, *args: Any, **kwargs: Any) -> Product | None:
@@ -86,6 +90,8 @@ def _over(product: Product, other: Any) -> Product | None:
 
 
 def _plus(product: Product, other: Any) -> Product | None:
+    if isinstance(other, Product):
+        return product.plus_product(other)
     return product.plus(other) if type(other) in (torch.Tensor, torch.nn.Parameter) else None
 
 
@@ -140,6 +146,8 @@ VIEWS = frozenset(
     (torch.Tensor.view, torch.Tensor.reshape, torch.Tensor.flatten, torch.flatten, torch.Tensor.__getitem__)
 )
 """Operations that return a view if possible."""
+SUMS = frozenset((torch.Tensor.add, torch.Tensor.__add__, torch.add))
+"""Operations whose second argument may be deferred logits too, given as their product."""
 SAME = frozenset((torch.Tensor.contiguous, torch.Tensor.to, torch.Tensor.float))
 """Operations that return the same tensor if nothing has to be done."""
 _SIGNATURES = {step: inspect.signature(step) for step in set(_STEPS.values())}

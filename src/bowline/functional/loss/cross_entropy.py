@@ -10,6 +10,7 @@ import torch
 
 from bowline.errors import UsageError
 from bowline.functional.kernels.half_precision_emulation import emulated
+from bowline.functional.loss.adapter_terms import AdapterTerms
 from bowline.functional.loss.backend_choice import pick
 from bowline.functional.loss.chunked import chunked_losses, chunked_total
 from bowline.functional.loss.full_logits import full_logits_losses
@@ -47,6 +48,7 @@ def linear_cross_entropy(
     reduction: Reduction = "mean",
     return_lse: bool = False,
     return_logits: bool = False,
+    adapters: AdapterTerms | None = None,
     backend: str = "auto",
 ) -> Any:
     """The mean over labelled positions of -log softmax(logits)[label] + z lse², of the logits of `linear_logits`.
@@ -67,6 +69,9 @@ def linear_cross_entropy(
         reduction: "mean" over labelled positions (0 where there are none), "sum", or "none": (...).
         return_lse: the lse (...), in float32 or wider, is returned after the loss.
         return_logits: the logits (..., V) are returned last.
+        adapters: what adapters change in the logits before the scale: a thin product (LoRA) is added, and the logits of
+            some tokens (trained rows) are replaced. Its tensors get gradients. "chunked" needs memory for
+            N x (r + k) and V x r numbers more; "torch" and the libraries have no such option.
         backend: "reference" is a few lines of torch; "logits" keeps the logits and makes nothing else of their size;
             "chunked" has the logits of a chunk of tokens at a time, and the gradients of a mean or sum in the forward
             pass (for `reduction="none"` and `return_lse` it computes the logits twice, and asked for all logits it is
@@ -100,8 +105,10 @@ def linear_cross_entropy(
         mask_ids=masked_ids(mask_ids, len(weight)),
     )
     check_labels(labels, len(weight), options)
+    if adapters is not None:
+        adapters.check(hidden, weight)
     total = reduction != "none" and not return_lse
-    name = pick(hidden, weight, total, return_logits, backend, bias, labels)
+    name = _backend(hidden, weight, total, return_logits, backend, bias, labels, adapters)
     if name in ("chunked", "logits"):
         weight = head_weight(weight)
     ends = hidden, weight, bias
@@ -117,10 +124,10 @@ def linear_cross_entropy(
         wide = torch.promote_types(ends[0].dtype, torch.float32)
         weights = position_weights(labels, ignore_index, class_weight, wide, reduction)
         if name == "chunked" and total:
-            return chunked_total(*ends, labels, weights, options)
+            return chunked_total(*ends, labels, weights, options, adapters)
         lse = logits = None
         if name == "chunked":
-            losses, lse = chunked_losses(*ends, labels, options)
+            losses, lse = chunked_losses(*ends, labels, options, adapters)
         elif name == "logits":
             losses, lse, logits = full_logits_losses(*ends, labels, options)
         elif name == "torch":
@@ -129,12 +136,38 @@ def linear_cross_entropy(
             losses = torch_losses(*ends, labels, options)
         else:
             logits = linear_logits(
-                hidden, weight, bias=bias, logit_scale=logit_scale, softcap=softcap, mask_ids=options.mask_ids
+                hidden,
+                weight,
+                bias=bias,
+                logit_scale=logit_scale,
+                softcap=softcap,
+                mask_ids=options.mask_ids,
+                adapters=adapters,
             )
             losses, lse = reference_losses(logits, labels, options)
         loss = reduced(losses, weights, reduction)
     asked = (*((lse,) if return_lse else ()), *((logits,) if return_logits else ()))
     return (loss, *asked) if asked else loss
+
+
+def _backend(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    total: bool,
+    return_logits: bool,
+    backend: str,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    adapters: AdapterTerms | None,
+) -> str:
+    """The backend to run; with adapters "reference" keeps the logits, since "logits" has no products of adapters."""
+    others = () if adapters is None else (adapters.left, adapters.right, adapters.columns)
+    name = pick(hidden, weight, total, return_logits, backend, bias, labels, *others)
+    if adapters is None:
+        return name
+    if name == "torch" or name in PEERS:
+        raise UsageError(f"backend={name!r} has no adapters", help='backend="auto"', argument="backend")
+    return "reference" if name == "logits" or torch.compiler.is_compiling() else name
 
 
 def _autocast_dtype(hidden: torch.Tensor, weight: torch.Tensor, backend: str) -> torch.dtype | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
+from bowline.functional.loss.adapter_terms import AdapterTerms
 from bowline.functional.loss.loss_options import check_ends, masked_ids
 
 __all__ = ["linear_logits"]
@@ -20,10 +21,12 @@ def linear_logits(
     logit_scale: float = 1.0,
     softcap: float | None = None,
     mask_ids: Sequence[int] | None = None,
+    adapters: AdapterTerms | None = None,
 ) -> torch.Tensor:
     """logits = c tanh(s (hidden weightᵀ + bias) / c), without tanh if there is no softcap c; `mask_ids` at -inf.
 
-    hidden (..., D), weight (V, D), bias (V,); logits (..., V) in the dtype of the product.
+    hidden (..., D), weight (V, D), bias (V,); logits (..., V) in the dtype of the product. `adapters` change the
+    product first.
 
     Raises:
         UsageError: shapes that do not fit, a masked id that is no token, a softcap that is not above 0 and finite.
@@ -35,6 +38,9 @@ def linear_logits(
     check_ends(hidden, weight, bias, logit_scale, softcap)
     masked = masked_ids(mask_ids, weight.shape[0])
     logits = F.linear(hidden, weight, bias)
+    if adapters is not None:
+        adapters.check(hidden, weight)
+        logits = adapters.applied(logits)
     if logit_scale != 1.0:
         logits = logits * logit_scale
     if softcap is not None:

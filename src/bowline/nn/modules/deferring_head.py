@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from torch.autograd import forward_ad
 from bowline.functional.deferred.deferred_logits import DeferredLogits
 from bowline.functional.deferred.graph_breaks import in_one_graph, uncompiled
 from bowline.functional.deferred.head_product import Product
+from bowline.functional.deferred.loss_record import LossRecord
 from bowline.functional.kernels.function_transforms import in_torch_func
 
 __all__ = ["DeferringHead"]
@@ -24,9 +26,11 @@ class DeferringHead(nn.Linear):
 
     Attributes:
         loss_backend: the `backend` argument of `linear_cross_entropy`.
+        loss_record: counts losses and full logits.
     """
 
     loss_backend: ClassVar[str] = "auto"
+    loss_record: LossRecord | None = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that torch gives it
         traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
@@ -35,17 +39,38 @@ class DeferringHead(nn.Linear):
         elif in_torch_func() or getattr(forward_ad, "_current_level", -1) >= 0 or input.device.type == "meta":
             traced = True
         if traced:
+            if torch.compiler.is_compiling() and torch.is_grad_enabled():
+                _warn_of_one_graph()
             return super().forward(input)
         weight, bias = self.weight, self.bias  # read once: a parametrized weight is computed at each access
         if 0 in input.shape[-1:] or not all(type(one) in PLAIN for one in (input, weight, bias) if one is not None):
+            kinds = {type(one).__name__ for one in (input, weight, bias) if one is not None and type(one) not in PLAIN}
+            if kinds and self.loss_record is not None and torch.is_grad_enabled():
+                _fall_back(self.loss_record, f"tensors of the class {', '.join(sorted(kinds))} at the head")
             return super().forward(input)
-        return _deferred(input, weight, bias, self.loss_backend)
+        return _deferred(input, weight, bias, self.loss_backend, self.loss_record)
+
+
+def _warn() -> bool:
+    """Warns while a graph that has to be whole is traced; a graph has no place for a record."""
+    LossRecord().fall_back("a single graph (fullgraph=True, or an export)")
+    return True
+
+
+_warn_of_one_graph: Callable[[], bool] = torch.compiler.assume_constant_result(_warn)
 
 
 @uncompiled
-def _deferred(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, backend: str) -> DeferredLogits:
+def _fall_back(record: LossRecord, reason: str) -> None:
+    record.fall_back(reason)
+
+
+@uncompiled
+def _deferred(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, backend: str, record: LossRecord | None
+) -> DeferredLogits:
     kind = hidden.device.type
     narrow = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
     cast = torch.get_autocast_dtype(kind) if narrow else None
     dtype = cast or torch.result_type(hidden, weight)
-    return DeferredLogits(Product(hidden, weight, bias, dtype, cast, torch.is_grad_enabled(), backend))
+    return DeferredLogits(Product(hidden, weight, bias, dtype, cast, torch.is_grad_enabled(), backend, record))

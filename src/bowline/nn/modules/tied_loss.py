@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 
 from torch import nn
 
 from bowline.errors import UsageError
 from bowline.functional.loss.loss_options import check_backend
-from bowline.nn.modules.heads import LMHead
-from bowline.nn.tree.class_swap import is_swapped, own_class, swapped_class
+from bowline.nn.modules.adapted_ends import SETTING, head_of
+from bowline.nn.tree.class_swap import own_class
 from bowline.nn.tree.slots import expect_module
 
-__all__ = ["TiedLoss", "use_tied_loss"]
+__all__ = ["TiedLoss", "TiedLossStatus", "use_tied_loss"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedLossStatus:
+    """What is in force: the backend that was asked for, the losses so far by the backend that ran, and full logits.
+
+    `fallbacks`: how often all logits were computed after all, for something that takes gradients; `reasons`: by what.
+    """
+
+    backend: str
+    losses: Mapping[str, int]
+    fallbacks: int
+    reasons: Mapping[str, int]
+
+    def __str__(self) -> str:
+        ran = ", ".join(f"{count} by {name!r}" for name, count in self.losses.items()) or "none yet"
+        lines = [f"backend {self.backend!r}; losses without full logits: {ran}; full logits: {self.fallbacks}"]
+        return "\n".join([*lines, *(f"  {count} because of {reason}" for reason, count in self.reasons.items())])
 
 
 class TiedLoss:
-    """The handle that `use_tied_loss` returns: `remove()`, or leaving `with`, restores the classes of head and lookups.
+    """The handle that `use_tied_loss` returns: `remove()`, or leaving `with`, restores the classes of the modules.
 
     Attributes:
-        head: the model's head.
+        model: the model that was given.
     """
 
-    def __init__(self, head: nn.Module, swapped: Iterable[nn.Module]) -> None:
-        self.head = head
-        self._classes = {module: (own_class(module), type(module)) for module in swapped}
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        from bowline.nn.modules.followed_ends import Setting, swapped_in
+
+        self._setting: Setting = model.__dict__[SETTING]
+        self._classes = {module: (own_class(module), type(module)) for module in swapped_in(model)}
 
     @classmethod
     def of(cls, model: nn.Module) -> TiedLoss:
         """The handle of a model that uses the tied loss, such as a copy (deep, or through a file) without a handle.
 
         Raises:
-            UsageError: the model's head has no tied loss, or its class has been changed since.
+            UsageError: the model does not use the tied loss.
 
         Example:
             >>> from copy import deepcopy
@@ -45,14 +67,41 @@ class TiedLoss:
             False
         """
         expect_module(model)
-        head = _head_of(model)
-        if head is None or not is_swapped(head):
-            raise UsageError(
-                f"{type(model).__name__} has a head without use_tied_loss's class",
-                help="call use_tied_loss(model), and keep what it returns",
-            )
-        ends = [one for one in model.modules() if is_swapped(one) and one.weight is head.weight]
-        return cls(head, ends)
+        head = head_of(model)
+        for module in model.modules():  # PEFT's model, for one, is around the model that was given
+            if SETTING in module.__dict__ and head_of(module) is head:
+                return cls(module)
+        raise UsageError(
+            f"{type(model).__name__} has a head without use_tied_loss's class",
+            help="call use_tied_loss(model), and keep what it returns",
+        )
+
+    @property
+    def head(self) -> nn.Module | None:
+        """The model's head, as `get_output_embeddings()` gives it."""
+        return head_of(self.model)
+
+    @property
+    def status(self) -> TiedLossStatus:
+        """What is in force, and what happened so far.
+
+        Example:
+            >>> import torch
+            >>> from bowline.models import GPT2Config, GPT2LMHeadModel
+            >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=4, n_layer=1, n_head=1, n_positions=8))
+            >>> loss = use_tied_loss(model, backend="chunked")
+            >>> _ = model(torch.tensor([[1, 2]]), labels=torch.tensor([[1, 2]]))
+            >>> print(loss.status)
+            backend 'chunked'; losses without full logits: 1 by 'chunked'; full logits: 0
+        """
+        record = self._setting.record
+        reasons = dict(record.fallbacks)
+        return TiedLossStatus(
+            backend=self._setting.backend,
+            losses=dict(record.computed),
+            fallbacks=sum(reasons.values()),
+            reasons=reasons,
+        )
 
     def remove(self) -> None:
         """Restores the model; a second call does nothing.
@@ -60,19 +109,25 @@ class TiedLoss:
         Raises:
             UsageError: the head or a lookup has been wrapped in something else since, which has to be removed first.
         """
+        if self.model.__dict__.get(SETTING) is not self._setting:
+            return
+        from bowline.nn.modules.followed_ends import swapped_in
+
+        now = list(swapped_in(self.model))
         for module, kinds in self._classes.items():
-            end = "the head" if module is self.head else "a lookup"
+            end = "the model" if module is self.model else "the head" if isinstance(module, nn.Linear) else "a lookup"
             seen = None if type(module) in kinds else f"the class {type(module).__qualname__}"
-            if module is self.head and "forward" in module.__dict__:
+            if isinstance(module, nn.Linear) and "forward" in module.__dict__:
                 seen = "a forward"
             if seen:
                 raise UsageError(
                     f"{end} has {seen} now, which is not use_tied_loss's",
                     help=f"remove what was put on {end} after it",
                 )
-        for module, (kind, _) in self._classes.items():
+        for module, kind in {module: own_class(module) for module in (*self._classes, *now)}.items():
             module.__class__ = kind
-        self._classes.clear()
+            module.__dict__.pop("loss_record", None)
+        del self.model.__dict__[SETTING]
 
     def __enter__(self) -> TiedLoss:
         return self
@@ -92,6 +147,11 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
     logits computes what it did before. Embeddings that use the head's matrix look up by `tied_embedding`, with one
     gradient for both ends. Weights, names and files are untouched.
 
+    PEFT's adapters may be put on before or after: LoRA on the head adds a thin product, trained rows replace the logits
+    of their tokens, and a saved copy of the head is used as the head is. Each forward pass looks whether the head has
+    changed. If all logits are needed after all for something that takes gradients, such as DoRA on the head, they are
+    computed, and the first time for each reason a warning says so; `TiedLoss.status` counts them.
+
     Under `torch.compile`, graphs end before the lookup and before the head, and these two and the loss run outside
     them. If a single graph is required (`fullgraph=True`, an export), it computes the logits and both gradients.
 
@@ -101,7 +161,7 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
 
     Raises:
         UsageError: no such backend; no such head, one that this or another has hooked already, one that is quantised or
-            wrapped, or one that does more than a Linear does (Idefics').
+            wrapped by other than PEFT, or one that does more than a Linear does (Idefics').
 
     Example:
         >>> import torch
@@ -120,49 +180,8 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
     """
     expect_module(model)
     check_backend(backend)
-    head = _head_of(model)
-    weight = getattr(head, "weight", None)
-    if not isinstance(head, nn.Linear) or not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
-        kind = type(head)
-        named = "no head" if head is None else f"a head of class {kind.__module__}.{kind.__qualname__}"
-        seen = named if callable(getattr(model, "get_output_embeddings", None)) else "no get_output_embeddings()"
-        raise UsageError(
-            f"{type(model).__name__} has {seen}, expected a torch.nn.Linear with a floating-point weight",
-            help="call bowline.linear_cross_entropy(hidden, weight, labels) where the loss is computed",
-        )
-    # imported here because they load torch's compiler, which takes a second
-    from bowline.nn.modules.deferring_head import DeferringHead
-    from bowline.nn.modules.uncompiled_lookup import UncompiledLookup
+    # imported here because it loads torch's compiler, which takes a second
+    from bowline.nn.modules.followed_ends import follow_from_now
 
-    if isinstance(head, DeferringHead):
-        raise UsageError(
-            f"the head of {type(model).__name__} has use_tied_loss's forward already",
-            help="remove() that one before, of a copy by bowline.nn.TiedLoss.of(model).remove()",
-        )
-    if type(head).forward not in (nn.Linear.forward, LMHead.forward):
-        raise UsageError(
-            f"the head of {type(model).__name__} is a {type(head).__name__}, which has a forward of its own; "
-            f"expected logits of nn.Linear",
-            help="leave the model as it is; if they are hidden @ weight.T, call bowline.linear_cross_entropy",
-        )
-    if "forward" in head.__dict__:
-        raise UsageError(
-            f"the head of {type(model).__name__} has a forward of its own already", help="remove the other hook before"
-        )
-    classes: dict[nn.Module, type[nn.Module]] = {
-        head: swapped_class(type(head), DeferringHead, type(head), loss_backend=backend)
-    }
-    for module in model.modules():
-        if isinstance(module, nn.Embedding) and module.weight is weight:
-            kind = type(module)  # replaces the forward of nn.Embedding by TiedEmbedding's, and nothing else
-            after = () if issubclass(UncompiledLookup, kind) else (kind,)
-            classes[module] = swapped_class(kind, *after, UncompiledLookup)
-    for module, ours in classes.items():
-        module.__class__ = ours
-    return TiedLoss(head, classes)
-
-
-def _head_of(model: nn.Module) -> nn.Module | None:
-    ask = getattr(model, "get_output_embeddings", None)
-    head: nn.Module | None = ask() if callable(ask) else None
-    return head
+    follow_from_now(model, backend)
+    return TiedLoss(model)

@@ -59,7 +59,7 @@ def run_on_cpu(job: LossJob) -> LossResult:
     grad_hidden = torch.empty_like(hidden) if wanted.hidden else None
     grad_bias = hidden.new_zeros(size, dtype=job.wide) if wanted.bias else None
     by = products_for(hidden, weight, job.allowed)
-    transposed = fits_transposed(job.options)
+    transposed, terms = fits_transposed(job), job.term_gradients()
     plan = _Plan.of(job, by, weight.dtype)
     if plan.chunks > MOST_SUMS:
         plan = _Plan.of(job, by, job.wide)
@@ -69,15 +69,15 @@ def run_on_cpu(job: LossJob) -> LossResult:
         if not count:
             grad_weight.zero_()
 
-    def take(part: slice, way: Way, **where: Any) -> None:
-        product = hidden.new_zeros(part.stop - part.start, width, dtype=job.wide) if wanted.hidden else None
+    def take(rows: slice, way: Way, **where: Any) -> None:
+        product = hidden.new_zeros(rows.stop - rows.start, width, dtype=job.wide) if wanted.hidden else None
         into = {"grad_hidden": product, "grad_weight": grad_weight, "grad_bias": grad_bias}
-        chunk = way(given.of(part), by, **into, **where, first=part.start == 0)
-        losses[part], lse[part] = chunk.losses, chunk.lse
+        chunk = way(given.of(rows), by, **into, **where, first=rows.start == 0)
+        losses[rows], lse[rows] = chunk.losses, chunk.lse
         if chunk.grad_label is not None:
-            grad_label[part] = chunk.grad_label
+            grad_label[rows] = chunk.grad_label
         if grad_hidden is not None and product is not None:  # adds the column of each row's label
-            grad_hidden[part] = product.add_(weight[ids[part]].to(hidden.dtype) * grad_label[part, None])
+            grad_hidden[rows] = product.add_(weight[ids[rows]].to(hidden.dtype) * grad_label[rows, None])
 
     given = job if transposed else job.cast()
     room = None
@@ -86,13 +86,14 @@ def run_on_cpu(job: LossJob) -> LossResult:
     elif keeps_powers(job, by) and count > plan.in_place:
         room = on_huge_pages(hidden.new_empty(size * plan.step))
     if plan.in_place:
-        take(slice(0, plan.in_place), run_transposed, in_place=True, room=room)
+        part = slice(0, plan.in_place)
+        take(part, run_transposed, in_place=True, room=room, part=part, terms=terms)
     for first in range(plan.in_place, count, plan.step):
         part = slice(first, min(first + plan.step, count))
         if transposed:
-            take(part, run_transposed, in_place=False, room=room)
+            take(part, run_transposed, in_place=False, room=room, part=part, terms=terms)
         else:
-            take(part, run_row_major, room=room)
+            take(part, run_row_major, room=room, ids=ids[part], part=part, terms=terms)
     del room  # the next steps copy hidden, and need the memory
     if grad_weight is not None and count:
         add_rows(grad_weight, ids, job.right_factor, grad_label, kernels=job.kernels)
@@ -100,7 +101,14 @@ def run_on_cpu(job: LossJob) -> LossResult:
             grad_weight = on_huge_pages(weight.new_empty(weight.shape)).copy_(grad_weight)
     if grad_bias is not None and bias is not None:
         grad_bias = grad_bias.index_add_(0, ids, grad_label).to(bias.dtype)
-    return LossResult(losses=losses, lse=lse, grad_hidden=grad_hidden, grad_weight=grad_weight, grad_bias=grad_bias)
+    return LossResult(
+        losses=losses,
+        lse=lse,
+        grad_hidden=grad_hidden,
+        grad_weight=grad_weight,
+        grad_bias=grad_bias,
+        terms=None if terms is None else terms.found,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +127,7 @@ class _Plan:
     def of(job: LossJob, by: Products, sums: torch.dtype) -> _Plan:
         count = len(job.hidden)
         step, in_place = _rows(job, count), 0
-        if fits_transposed(job.options):
+        if fits_transposed(job):
             in_place = min(count, tokens_in_place(job, sums)) if job.wanted.weight else 0
             if in_place < step:
                 in_place = 0

@@ -35,14 +35,20 @@ def run_on_gpu(job: LossJob) -> LossResult:
     grad_weight = by.sums(job.weight, -(-count // step)) if wanted.weight else None
     grad_bias = torch.zeros(size, dtype=job.wide, device=hidden.device) if wanted.bias else None
     room = by.room(min(step, count), weight)
+    terms = job.term_gradients()
     chunks = []
     for first in range(0, count, step):
         part = slice(first, min(first + step, count))
         ready, x = by.ready(hidden[part]), room[: part.stop - first]
         by.make_logits(ready, weight, bias, x)
+        if terms is not None:
+            terms.change(x, part)
         grad_loss = job.grad_loss[part] if wanted.any() else None
         grad_lse = None if job.grad_lse is None else job.grad_lse[part]
-        chunk = chunk_loss(x, job.labels[part], grad_loss, grad_lse, options, job.allowed, by_factor=not wanted.bias)
+        by_factor = terms is None and not wanted.bias
+        chunk = chunk_loss(x, job.labels[part], grad_loss, grad_lse, options, job.allowed, by_factor=by_factor)
+        if terms is not None:
+            chunk = terms.take(x, part, ids[part], chunk)
         chunks.append(chunk)
         if grad_hidden is not None and chunk.grad_label is not None:
             product = by.make_grad_hidden(x, weight)
@@ -65,7 +71,12 @@ def run_on_gpu(job: LossJob) -> LossResult:
     if grad_bias is not None and all_rows.grad_label is not None:
         grad_bias = grad_bias.index_add_(0, ids, all_rows.grad_label).to(job.weight.dtype)
     return LossResult(
-        losses=all_rows.losses, lse=all_rows.lse, grad_hidden=grad_hidden, grad_weight=grad_weight, grad_bias=grad_bias
+        losses=all_rows.losses,
+        lse=all_rows.lse,
+        grad_hidden=grad_hidden,
+        grad_weight=grad_weight,
+        grad_bias=grad_bias,
+        terms=None if terms is None else terms.found,
     )
 
 
@@ -77,6 +88,7 @@ def _nothing(job: LossJob) -> LossResult:
         grad_hidden=torch.zeros_like(job.hidden) if job.wanted.hidden else None,
         grad_weight=torch.zeros_like(job.weight) if job.wanted.weight else None,
         grad_bias=torch.zeros_like(job.weight[:, 0]) if job.wanted.bias else None,
+        terms=None if (terms := job.term_gradients()) is None else terms.found,
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
+from bowline.functional.loss.adapter_terms import AdapterTerms
+from bowline.functional.loss.chunks.adapter_gradients import AdapterGradients, TermGradients
 from bowline.functional.loss.loss_options import Options
 from bowline.functional.loss.resource_limits import Resources
 
@@ -20,9 +22,11 @@ class Wanted:
     hidden: bool = False
     weight: bool = False
     bias: bool = False
+    terms: tuple[bool, bool, bool] = (False, False, False)
+    """Those of the adapters' left, right and columns."""
 
     def any(self) -> bool:
-        return self.hidden or self.weight or self.bias
+        return self.hidden or self.weight or self.bias or any(self.terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,8 @@ class LossJob:
     Products are computed in the dtype of hidden. If hidden is in half precision and the matrix in float32, as under
     autocast, the matrix is cast for them and its gradient is summed in float32.
 
-    `wanted`: which gradients to compute. `shrink`: a factor for the matrix's gradient, or `None` for 1.
+    `wanted`: which gradients to compute. `shrink`: a factor for the matrix's gradient, or `None` for 1. `adapters`:
+    what adapters change in the logits, by rows of (N, r) and (N, k).
     """
 
     hidden: torch.Tensor
@@ -45,6 +50,7 @@ class LossJob:
     grad_loss: torch.Tensor
     grad_lse: torch.Tensor | None = None
     shrink: torch.Tensor | None = None
+    adapters: AdapterTerms | None = None
 
     @property
     def wide(self) -> torch.dtype:
@@ -85,7 +91,14 @@ class LossJob:
             labels=F.pad(self.labels, (0, more), value=self.options.ignore_index),
             grad_loss=F.pad(self.grad_loss, (0, more)),
             grad_lse=None if self.grad_lse is None else F.pad(self.grad_lse, (0, more)),
+            adapters=self.adapters and self.adapters.over_positions(lambda one: F.pad(one, (0, 0, 0, more))),
         )
+
+    def term_gradients(self) -> AdapterGradients | None:
+        """What changes the logits of this job's chunks and collects gradients there; `None` without adapters."""
+        if self.adapters is None:
+            return None
+        return AdapterGradients(self.adapters, self.wanted.terms, len(self.weight), self.wide)
 
     def of(self, rows: torch.Tensor | slice) -> LossJob:
         """The job for some of the rows."""
@@ -95,6 +108,7 @@ class LossJob:
             labels=self.labels[rows],
             grad_loss=self.grad_loss[rows],
             grad_lse=None if self.grad_lse is None else self.grad_lse[rows],
+            adapters=self.adapters and self.adapters.over_positions(lambda one: one[rows]),
         )
 
 
@@ -110,11 +124,13 @@ class LossResult:
     grad_hidden: torch.Tensor | None = None
     grad_weight: torch.Tensor | None = None
     grad_bias: torch.Tensor | None = None
+    terms: TermGradients | None = None
 
     def first(self, count: int) -> LossResult:
         """The result for the first rows alone; the gradients of matrix and bias stay those of all rows."""
         grad_hidden = None if self.grad_hidden is None else self.grad_hidden[:count]
-        return replace(self, losses=self.losses[:count], lse=self.lse[:count], grad_hidden=grad_hidden)
+        terms = self.terms and self.terms.first(count)
+        return replace(self, losses=self.losses[:count], lse=self.lse[:count], grad_hidden=grad_hidden, terms=terms)
 
     def spread(self, rows: torch.Tensor, count: int) -> LossResult:
         """The result for `count` rows, with 0 for the rows that were left out."""
@@ -122,4 +138,5 @@ class LossResult:
         grad_hidden = self.grad_hidden
         if grad_hidden is not None:
             grad_hidden = grad_hidden.new_zeros(count, grad_hidden.shape[1]).index_copy_(0, rows, grad_hidden)
-        return replace(self, losses=losses, lse=lse, grad_hidden=grad_hidden)
+        terms = self.terms and self.terms.spread(rows, count)
+        return replace(self, losses=losses, lse=lse, grad_hidden=grad_hidden, terms=terms)

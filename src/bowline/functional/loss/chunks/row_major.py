@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from bowline.functional.loss.chunks.adapter_gradients import AdapterGradients
 from bowline.functional.loss.chunks.loss_job import LossJob
 from bowline.functional.loss.chunks.matmul import Products
 from bowline.functional.loss.chunks.softmax import chunk_loss
@@ -21,16 +22,24 @@ def run_row_major(
     grad_bias: torch.Tensor | None,
     first: bool,
     room: torch.Tensor,
+    ids: torch.Tensor,
+    part: slice,
+    terms: AdapterGradients | None,
 ) -> Chunk:
     """The losses of hidden (n, D), and the products with the gradient of their logits, which lie in `room` (n, V).
 
     `grad_weight` (V, D) is overwritten by the `first` chunk and added to by the others. `grad_hidden` (n, D), of zeros,
-    and `grad_bias` (V,), in float32 or wider, are added to.
+    and `grad_bias` (V,), in float32 or wider, are added to. `ids` (n,) are the labels as tokens; `terms` changes the
+    logits of these rows, which are the rows `part` of all.
     """
     ready, x = by.ready(job.hidden), room[: len(job.hidden)]
     by.make_logits(ready, job.weight, job.bias, x)
+    if terms is not None:
+        terms.change(x, part)
     grad_loss = job.grad_loss if job.wanted.any() else None
     chunk = chunk_loss(x, job.labels, grad_loss, job.grad_lse, job.options, job.allowed)
+    if terms is not None:
+        chunk = terms.take(x, part, ids, chunk)
     if grad_hidden is not None:
         grad_hidden += by.make_grad_hidden(x, job.weight)
     if grad_weight is not None:

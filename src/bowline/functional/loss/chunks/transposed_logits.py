@@ -19,16 +19,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
+from bowline.functional.loss.chunks.adapter_gradients import AdapterGradients
 from bowline.functional.loss.chunks.cpu_matmul import contiguous_in
 from bowline.functional.loss.chunks.loss_job import LossJob
 from bowline.functional.loss.chunks.matmul import Hidden, Products
 from bowline.functional.loss.chunks.softmax import banned_tokens, masked_chunk
 from bowline.functional.loss.chunks.softmax_formulas import Chunk, SoftmaxRule
-from bowline.functional.loss.loss_options import Options
 
 __all__ = ["fits_transposed", "keeps_powers", "run_transposed", "tokens_in_place"]
 
@@ -50,12 +51,14 @@ FAR = 2.0**10
 """Exponent above which the rounding of the base becomes visible."""
 
 
-def fits_transposed(options: Options) -> bool:
-    """Whether this file can compute the loss: not with softcap and smoothing together.
-
-    Their gradient is not a multiple of a power.
+def fits_transposed(job: LossJob) -> bool:
+    """Whether this file can compute the loss: not with softcap and smoothing together, as their gradient is not a
+    multiple of a power; and replaced columns only where nothing is added to logits or powers afterwards.
     """
-    return not (options.softcap is not None and options.label_smoothing)
+    options, replaced = job.options, job.adapters is not None and job.adapters.columns is not None
+    if options.softcap is not None and options.label_smoothing:
+        return False
+    return not (replaced and (job.bias is not None or options.label_smoothing or job.hidden.dtype == torch.float16))
 
 
 def tokens_in_place(job: LossJob, grad_weight: torch.dtype) -> int:
@@ -65,7 +68,9 @@ def tokens_in_place(job: LossJob, grad_weight: torch.dtype) -> int:
 
 def keeps_powers(job: LossJob, by: Products) -> bool:
     """Whether the second pass needs the powers of the first."""
-    return job.wanted.weight or job.wanted.bias or (job.wanted.hidden and _multiplied(job, by))
+    left, right, columns = job.wanted.terms
+    rows = job.wanted.hidden or left or columns
+    return job.wanted.weight or job.wanted.bias or right or (rows and _multiplied(job, by))
 
 
 def _multiplied(job: LossJob, by: Products) -> bool:
@@ -87,23 +92,35 @@ def run_transposed(
     first: bool,
     in_place: bool,
     room: torch.Tensor | None,
+    part: slice,
+    terms: AdapterGradients | None,
 ) -> Chunk:
     """The losses of hidden (n, D), and the products with the gradient of their logits.
 
     `in_place`: store the powers in the buffer of `grad_weight`, with n <= `tokens_in_place`; `room`, if any, is then
     memory for blocks. Otherwise `room` is memory for V n powers, or `None` if they are not stored. It is flat, in
     hidden's dtype. `grad_weight` (V, D) is overwritten by the `first` chunk and added to by the others. `grad_hidden`
-    (n, D), of zeros, and `grad_bias` (V,), in float32 or wider, are added to.
+    (n, D), of zeros, and `grad_bias` (V,), in float32 or wider, are added to. `terms` changes the logits of these rows,
+    which are the rows `part` of all.
     """
+    adapted = None if terms is None else _AdaptedRows(terms, part)
     count = len(job.hidden)
     if in_place and grad_weight is not None:
-        passes = _TransposedChunk(job, by, grad_weight.view(job.hidden.dtype), room, grad_hidden)
+        passes = _TransposedChunk(job, by, grad_weight.view(job.hidden.dtype), room, grad_hidden, adapted)
     else:
         stored = None if room is None else room[: len(job.weight) * count].view(-1, count)
-        passes = _TransposedChunk(job, by, stored, None, grad_hidden)
+        passes = _TransposedChunk(job, by, stored, None, grad_hidden, adapted)
     chunk = passes.first_pass()
     passes.second_pass(grad_weight, grad_bias, first=first, in_place=in_place)
-    return chunk
+    return chunk if terms is None or not job.wanted.any() else terms.take_labels(part, passes.ids, chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class _AdaptedRows:
+    """The terms of adapters, and which rows of them the chunk has."""
+
+    terms: AdapterGradients
+    part: slice
 
 
 class _TransposedChunk:
@@ -116,9 +133,10 @@ class _TransposedChunk:
         stored: torch.Tensor | None,
         room: torch.Tensor | None,
         grad_hidden: torch.Tensor | None,
+        adapted: _AdaptedRows | None,
     ) -> None:
         size, (count, width) = len(job.weight), job.hidden.shape
-        self.job, self.by, self.grad_hidden = job, by, grad_hidden
+        self.job, self.by, self.grad_hidden, self.adapted = job, by, grad_hidden, adapted
         self.rule = SoftmaxRule.of(job.options, size)
         self.multiplied = _multiplied(job, by)
         self.hidden, self.ids = by.ready(job.hidden), job.ids()
@@ -172,6 +190,8 @@ class _TransposedChunk:
                     total, added = self.label.new_zeros(2, count)
                     if self.grad_hidden is not None:
                         self.grad_hidden.zero_()
+                    if self.adapted is not None:
+                        self.adapted.terms.restart(self.adapted.part)
                     continue
                 sums, more = self._make_powers(at)  # only some tokens have an infinite logit
             self._use_powers(at)
@@ -216,6 +236,8 @@ class _TransposedChunk:
     def _pieces(self, at: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
         """Yields a block in pieces: memory for powers, y = logits / `height` in float32 or wider, and the mask."""
         part, made, labelled, rule = self.parts[at], self._make_logits(at), self.labelled[at], self.rule
+        if self.adapted is not None:
+            self.adapted.terms.change_block(made, part, self.adapted.part)
         self.label[labelled] = made[self.ids[labelled] - part.start, labelled].to(self.label.dtype)
         for first in range(part.start, part.stop, len(self.piece)):
             rows = slice(first, min(first + len(self.piece), part.stop))
@@ -283,12 +305,16 @@ class _TransposedChunk:
         """Stores a block's powers, with 0 at each token's label, and multiplies them with the matrix."""
         part, powers, labelled = self.parts[at], self.powers, self.labelled[at]
         powers[self.ids[labelled] - part.start, labelled] = 0.0
+        if self.adapted is not None:
+            self.adapted.terms.take_columns(powers, part, self.adapted.part)
         if self.stored is not None and self.stored[at].dtype != powers.dtype:
             self.stored[at].copy_(powers)
         if not self.multiplied:
             self._add_grad_hidden(powers, at)
 
     def _add_grad_hidden(self, x: torch.Tensor, at: int) -> None:
+        if self.adapted is not None:
+            self.adapted.terms.add_left(x, self.parts[at], self.adapted.part)
         if self.grad_hidden is not None:
             x = self.by.rounded(x, self.job.hidden.dtype)
             self.by.add_grad_hidden(self.grad_hidden, x.t(), self._matrix(at))
@@ -301,6 +327,8 @@ class _TransposedChunk:
         """Computes the gradients, without the column of each token's label."""
         if self.grad_hidden is not None and not self.multiplied:
             self.grad_hidden *= self.factor[:, None]
+        if self.adapted is not None and not self.multiplied:
+            self.adapted.terms.multiply(self.adapted.part, self.factor)
         if self.stored is None:
             return
         hidden = self._right() if grad_weight is not None else self.hidden
@@ -308,6 +336,9 @@ class _TransposedChunk:
             if self.multiplied:
                 x = self._gradient(x, at)
                 self._add_grad_hidden(x, at)
+            if self.adapted is not None:
+                factor = None if self.multiplied else self.factor
+                self.adapted.terms.add_right(x, part, self.adapted.part, factor)
             if grad_bias is not None:
                 grad_bias[part] += x.sum(1) if self.multiplied else torch.mv(x.to(self.factor.dtype), self.factor)
             if grad_weight is not None:

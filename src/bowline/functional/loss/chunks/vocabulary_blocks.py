@@ -37,7 +37,12 @@ LEAST, MOST = 1024, 8192
 def needs_blocks(job: LossJob) -> bool:
     """Whether chunks of tokens would exceed the budget, and Triton kernels can run on this device."""
     weight, budget = job.weight, job.allowed.budget
-    if budget is None or not job.wanted.weight or not (job.kernels and kernels_run_on(weight)):
+    if (
+        budget is None
+        or job.adapters is not None
+        or not job.wanted.weight
+        or not (job.kernels and kernels_run_on(weight))
+    ):
         return False
     at_once = len(job.hidden) * padded(len(weight)) * weight.dtype.itemsize
     sums = weight.numel() * job.wide.itemsize  # at the end, sums and gradient are both in memory
