@@ -158,3 +158,14 @@ def test_logits_in_the_thousands_do_not_overflow(backend: str) -> None:
     expected = F.cross_entropy((hidden * 1000 @ weight.T).flatten(0, 1).double(), labels.flatten())
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
     assert all(gradient.isfinite().all() for gradient in gradients(loss, hidden, weight))
+
+
+@pytest.mark.parametrize("backend", ["logits", "chunked"])
+def test_in_float32_a_large_vocabulary_costs_no_digits(backend: str) -> None:
+    """The powers of all tokens are added in an order that rounds little."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(8, 64), torch.randn(262_144, 64) * 0.3
+    labels = torch.randint(0, len(weight), (8,))
+    exact = torch.nn.functional.cross_entropy(hidden.double() @ weight.double().T, labels)
+    found = linear_cross_entropy(hidden, weight, labels, backend=backend)
+    assert abs(float(found) - float(exact)) < 1e-6 * float(exact)

@@ -5,6 +5,7 @@ Under `torch.compile` it does allocate more, because there the work is not split
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ import torch
 from bowline.functional.loss.logits import linear_logits
 from bowline.functional.loss.loss_options import Options
 from bowline.functional.loss.once_differentiable import first_order_only
-from bowline.functional.loss.reference import without
+from bowline.functional.loss.reference import losses_of
 
 __all__ = ["full_logits_losses"]
+
+LOG2_E = 1 / math.log(2)
 
 
 def full_logits_losses(
@@ -27,16 +30,15 @@ def full_logits_losses(
 
 
 def _losses(logits: torch.Tensor, labels: torch.Tensor, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
-    """`reference_losses`, faster: log_softmax reads half precision and writes float32, without a copy between."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    log_p = logits.log_softmax(-1, dtype=wide)
-    lse = logits.amax(-1).to(wide) - log_p.amax(-1)  # from the likeliest token, where rounding loses least
-    counted = labels != options.ignore_index
-    target = log_p.gather(-1, labels.masked_fill(~counted, 0)[..., None])[..., 0]
-    losses = options.z_loss * lse.square() - (1 - options.label_smoothing) * target
-    if options.label_smoothing:
-        losses = losses - options.share(logits.shape[-1]) * without(log_p, options.mask_ids).sum(-1)
-    return losses.masked_fill(~counted, 0.0), lse
+    """`reference_losses`, faster; powers are added pairwise, where log_softmax rounds more at V 262,144.
+
+    `exp2` is torch's own, and faster than MKL's `exp` on some processors.
+    """
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    most = x.amax(-1, keepdim=True)
+    most = most.masked_fill(most.isinf(), 0.0)
+    lse = most[..., 0] + torch.sub(x, most).mul_(LOG2_E).exp2_().sum(-1).log()
+    return losses_of(x, lse, labels, options), lse
 
 
 class _Head(torch.autograd.Function):

@@ -6,19 +6,24 @@ import torch
 
 from bowline.functional.loss.loss_options import Options, Reduction
 
-__all__ = ["position_weights", "reduced", "reference_losses", "without"]
+__all__ = ["losses_of", "position_weights", "reduced", "reference_losses", "without"]
 
 
 def reference_losses(logits: torch.Tensor, labels: torch.Tensor, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
     """-(1 - e) log p[label] - e mean(log p) + z lse², 0 where there is no label: (...), and lse (...)."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     lse = logits.logsumexp(-1)
+    return losses_of(logits, lse, labels, options), lse
+
+
+def losses_of(logits: torch.Tensor, lse: torch.Tensor, labels: torch.Tensor, options: Options) -> torch.Tensor:
+    """The formula of `reference_losses`: of logits (..., V) in float32 or wider and their lse (...)."""
     counted = labels != options.ignore_index
     target = logits.gather(-1, labels.masked_fill(~counted, 0)[..., None])[..., 0]
     losses = lse - (1 - options.label_smoothing) * target + options.z_loss * lse.square()
     if options.label_smoothing:
         losses = losses - options.share(logits.shape[-1]) * without(logits, options.mask_ids).sum(-1)
-    return losses.masked_fill(~counted, 0.0), lse
+    return losses.masked_fill(~counted, 0.0)
 
 
 def without(logits: torch.Tensor, mask_ids: tuple[int, ...]) -> torch.Tensor:
