@@ -64,8 +64,8 @@ def test_both_ends_swapped_for_the_same_values_are_one_new_parameter() -> None:
 @pytest.mark.parametrize(
     ("swap", "story"),
     [
-        (SWAPS["head-module"], r"the module of head\.weight was replaced \(Linear, now Linear\)"),
-        (SWAPS["embedding-module"], r"the module of emb\.weight was replaced \(Embedding, now Embedding\)"),
+        (SWAPS["head-module"], r"the module of head\.weight was replaced \(was Linear, is now Linear\)"),
+        (SWAPS["embedding-module"], r"the module of emb\.weight was replaced \(was Embedding, is now Embedding\)"),
         (SWAPS["head-parameter"], "one end was assigned another parameter"),
     ],
     ids=["head-module", "embedding-module", "head-parameter"],
@@ -167,7 +167,7 @@ GONE: dict[str, tuple[Callable[[TinyLM], Any], str]] = {
     "deleted": (lambda model: delattr(model, "head"), "TinyLM has no such tensor"),
     "replaced": (
         lambda model: setattr(model, "head", nn.Identity()),
-        r"the module of head.weight was replaced \(Linear, now Identity\)",
+        r"the module of head.weight was replaced \(was Linear, is now Identity\)",
     ),
     "buffer": (to_buffer, "head.weight became a buffer"),
     "attribute": (to_attribute, "head.weight: is a plain tensor attribute"),
@@ -177,7 +177,7 @@ GONE: dict[str, tuple[Callable[[TinyLM], Any], str]] = {
 @pytest.mark.parametrize(("harm", "story"), GONE.values(), ids=list(GONE))
 def test_an_end_that_is_gone_is_named_with_what_became_of_it(harm: Callable[[TinyLM], Any], story: str) -> None:
     model = lm()
-    with pytest.raises(TieError, match=rf"head\.weight <- emb\.weight: broken while it was kept: .*{story}"):  # noqa: SIM117
+    with pytest.raises(TieError, match=rf"head\.weight <- emb\.weight: broken inside keep_tied: .*{story}"):  # noqa: SIM117
         with keep_tied(model):
             harm(model)
 
@@ -236,7 +236,7 @@ def test_a_quantised_head_that_can_look_up_serves_the_embedding_too() -> None:
 def test_a_quantised_head_that_cannot_look_up_is_refused_and_named() -> None:
     model = lm()
     table = model.emb.weight
-    message = r"head\.weight became a \w+, which Embedding cannot use.*quantize_tied"
+    message = r"head\.weight became a \w+, which Embedding cannot compute with.*quantize_tied"
     with pytest.raises(TieError, match=message), keep_tied(model):
         quantise(model, looks_up=False)
     assert model.emb.weight is table, "the embedding is as it was"

@@ -21,7 +21,7 @@ __all__ = ["TieGuard"]
 
 WAY_OUT = (
     'tie_weights(model, guard.ties, optimizer=optimizer, on_conflict="source" or "target") ties them again; '
-    "untie_weights(model) gives them up, and then the guard goes too"
+    "or call untie_weights(model) and remove the guard"
 )
 
 
@@ -56,16 +56,17 @@ class TieGuard:
         self, model: nn.Module, ties: Ties | None = None, *, every: int = 1, optimizer: Optimizer | None = None
     ) -> None:
         if not isinstance(every, int) or every < 1:
-            raise UsageError(f"every={every!r}: expected a number of steps, 1 or more")
+            raise UsageError(f"every={every!r}: expected a whole number of steps from 1", argument="every")
         self.model = model
         self.ties = as_ties([*declared_ties(model), *find_ties(model)] if ties is None else ties)
         self.every = every
         self.optimizer = optimizer
         self.steps = 0
         if not self.ties:
+            seen = f"{type(model).__name__} declares no ties and shares no parameters"
             raise TieError(
-                f"{type(model).__name__}: nothing is tied, neither declared nor shared, so there is nothing to guard",
-                help="tie_weights first, or name the ties: TieGuard(model, [(target, source)])",
+                f"{seen if ties is None else 'no ties were given'}, so there is nothing to guard",
+                help="call tie_weights(model) first, or name the ties: TieGuard(model, [(target, source)])",
             )
         check_ties(model, self.ties, optimizer=optimizer).raise_if_broken()
         self._ends = tuple((tie, _place(tie.target), _place(tie.source)) for tie in self.ties)

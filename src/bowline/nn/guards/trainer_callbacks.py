@@ -106,5 +106,5 @@ def _expect_guarded(guard: Guard, trained: nn.Module) -> None:
         raise UsageError(
             f"the trainer trains a {type(trained).__name__} that shares no module with the guard's "
             f"{type(guard.model).__name__}, expected the guarded model",
-            help="make the guard of the model that is trained: TieGuard(trainer.model)",
+            help="guard the model that is trained: TieGuard(trainer.model)",
         )
