@@ -388,8 +388,8 @@ def test_without_values_the_text_says_that_they_were_not_read(tmp_path: Path) ->
     ("name", "said"),
     [
         ("no tie", "none: the class has no head to tie"),
-        ("no config", "none: the class is not known, and names and shapes show none"),
-        ("an unknown class", "none: the class is not in the table, and names and shapes show none"),
+        ("no config", "none: the class is unknown, and names and shapes show none"),
+        ("an unknown class", "none: Bowline does not know the class, and names and shapes show none"),
     ],
 )
 def test_where_there_is_no_tie_the_text_says_why(tmp_path: Path, name: str, said: str) -> None:

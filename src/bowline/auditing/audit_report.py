@@ -76,7 +76,7 @@ def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tupl
     for prefix in (*select, *ignore):
         if not prefix or not any(rule.code.startswith(prefix.upper()) for rule in rules):
             raise UsageError(
-                f"{prefix!r} is neither a code nor the beginning of one, expected one such as {rules[0].code} or BW2",
+                f"{prefix!r} matches no rule, expected a code such as {rules[0].code} or a prefix such as BW2",
                 help="`bowline explain` lists the codes",
             )
     chosen = tuple(prefix.upper() for prefix in select) or ("",)

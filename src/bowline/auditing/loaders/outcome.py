@@ -134,4 +134,4 @@ def odd_flag(declaration: Declaration) -> Outcome | None:
 
 def takes_no_dictionary() -> Outcome:
     """What a loader says of a pickle whose tensors lie in a dictionary of it."""
-    return Outcome(Fate.REFUSED, "the pickle holds a dictionary where a tensor is expected")
+    return Outcome(Fate.REFUSED, "the pickle holds a nested dictionary where a tensor is expected")

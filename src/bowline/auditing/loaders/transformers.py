@@ -64,7 +64,7 @@ def _after_loading(loader: str, declaration: Declaration, seen: StoredFacts, hol
     unknown = not declaration.inferred and loader not in declaration.loaders
     for declared in declaration.ties:
         if unknown:
-            yield declared.tie.target, Outcome(Fate.REFUSED, f"{declaration.architecture} is not in this version")
+            yield declared.tie.target, Outcome(Fate.REFUSED, f"this version has no class {declaration.architecture}")
         elif loader == "transformers-5" and (refusal := odd_flag(declaration)):
             yield declared.tie.target, refusal
         elif seen.nested:
@@ -81,7 +81,7 @@ def _nested(loader: str, seen: StoredFacts) -> Outcome:
     """Without a dtype in the config, version 5 asks the first entry for its own."""
     if loader == "transformers-5" and not seen.dtype_stated:
         return takes_no_dictionary()
-    return Outcome(Fate.RANDOM, "the tensors lie in a dictionary of the pickle, and none is found")
+    return Outcome(Fate.RANDOM, "the tensors are in a nested dictionary, so none is found")
 
 
 def _fate(declared: DeclaredTie, loader: str, holders: Holders, seen: StoredFacts) -> Outcome | None:
@@ -100,17 +100,17 @@ def _fate(declared: DeclaredTie, loader: str, holders: Holders, seen: StoredFact
             return Outcome(Fate.TIED, _why_tied(tie, seen, flag, holder))
         return Outcome(Fate.DROPPED, f"{flag}: overwritten by {holder}")
     if tie.target not in seen.stored:
-        return Outcome(Fate.RANDOM, f"{flag}, and nothing stored: drawn afresh")
+        return Outcome(Fate.RANDOM, f"{flag}, and it is not stored: drawn at random")
     if declared.asked.get(loader):
-        return Outcome(Fate.KEPT, f"{flag}, but stored and different: a warning, and no tie")
+        return Outcome(Fate.KEPT, f"{flag}, but the stored tensors differ: left untied, with a warning")
     return Outcome(Fate.KEPT, f"{flag}: loaded as stored")
 
 
 def _why_tied(tie: Tie, seen: StoredFacts, flag: str, holder: str) -> str:
     if tie.source in seen.stored and holder == tie.target and not seen.equal.get(tie):
-        return f"{flag}: {tie.target} serves both"
+        return f"{flag}: {tie.target} is used for both"
     if tie.target in seen.stored and tie.source in seen.stored:
         return f"{flag}: the stored copy is equal"
     if tie.target in seen.stored:
-        return f"{flag}: {tie.source} is not stored and takes the target"
+        return f"{flag}: {tie.source} is not stored and shares this tensor"
     return f"{flag}: shares {tie.source}"

@@ -71,8 +71,8 @@ def _why_none(evidence: Evidence) -> str:
     if declaration.loaders:
         return "the class has no head to tie"
     if declaration.architecture is None:
-        return "the class is not known, and names and shapes show none"
-    return "the class is not in the table, and names and shapes show none"
+        return "the class is unknown, and names and shapes show none"
+    return "Bowline does not know the class, and names and shapes show none"
 
 
 def _state(tie: TieEvidence) -> str:
