@@ -142,7 +142,7 @@ def test_one_end_resized_no_longer_fits_and_both_shapes_are_named(end: str) -> N
 
 def test_a_head_whose_bias_was_forgotten_no_longer_fits() -> None:
     model, values = lm(bias=True), torch.randn(13, 4)
-    with pytest.raises(TieError, match=r"head\.weight: its bias has 11 entries and the shared matrix 13 rows"):  # noqa: SIM117
+    with pytest.raises(TieError, match=r"head\.weight: its bias has 11 entries, but the shared matrix has 13 rows"):  # noqa: SIM117
         with keep_tied(model):
             model.emb = embedding(values)
             model.head.weight = nn.Parameter(values.clone())
