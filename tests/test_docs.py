@@ -17,14 +17,14 @@ from bowline.demo import faults, layouts
 from bowline.tie import TieState
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_blocks_run_and_print_the_lists_that_they_show(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +75,30 @@ def test_every_state_and_every_fate_is_documented() -> None:
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
 def test_every_rule_has_a_whole_page(rule: Rule) -> None:
     assert all(part in rule.page for part in ("\n\nWhat: ", "\n\nWhy it hurts: ", "\n\nExample: ", "\n\nMend: "))
+
+
+def test_readme_shows_what_check_ties_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = (block for block in blocks(ROOT / "README.md", "python") if "keep_tied" in block)
+    exec(compile(block, "README.md", "exec"), {})
+    shown = re.findall(r"^print\(bowline\.check_ties\(model, ties\)\)  # (.*)$", block, re.MULTILINE)
+    assert len(shown) == 2
+    assert capsys.readouterr().out.splitlines() == shown
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(\s*((?!https?:)[^)\s]+)\)", page.read_text(encoding="utf-8"))
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 def test_readme_names_only_targets_that_the_makefile_has() -> None:
