@@ -90,8 +90,8 @@ def test_wrong_options_are_errors_of_ours(config: Path, data: Path, tmp_path: Pa
         (["--family", "gpt2", "--recipe", "t6"], "--recipe 't6'"),
         (["--family", "gpt2", "--data", str(tmp_path / "none")], "none: is not there"),
         (["--config", str(tmp_path / "none.json")], "none.json: cannot be read"),
-        (["--config", str(config), "--device", "abacus"], "device 'abacus'"),
-        (["--config", str(config), "--length", "90000"], "expected at least one window"),
+        (["--config", str(config), "--device", "abacus"], "--device 'abacus'"),
+        (["--config", str(config), "--length", "90000"], "--length 90000: expected a text of at least one window"),
     ):
         with pytest.raises(UsageError) as error:
             run(*arguments, "--out", out)

@@ -113,5 +113,7 @@ def test_batches_that_cannot_be_shared_out_are_refused() -> None:
     two = Processes()
     two.count = 2
     assert list(two.share(4)) == [0, 2]
-    with pytest.raises(UsageError, match=r"accumulation=3 on 2 processes: expected a multiple of 2.*accumulation=2"):
+    message = r"accumulation=3 on 2 processes: expected a multiple of 2.*accumulation=2"
+    with pytest.raises(UsageError, match=message) as caught:
         two.share(3)
+    assert caught.value.argument == "accumulation"

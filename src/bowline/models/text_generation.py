@@ -71,9 +71,17 @@ def text_pieces(
         options |= _stated_draws(path)
     if seed is not None:
         if not options.get("do_sample"):
-            raise UsageError(f"seed={seed}, and nothing is drawn", help="add a temperature of 1, or leave the seed out")
+            raise UsageError(
+                f"seed={seed}: has no effect, because no token is drawn at random",
+                help="add a temperature of 1 to draw tokens, or leave the seed out",
+                argument="seed",
+            )
         if not -(2**63) <= seed < 2**64:
-            raise UsageError(f"seed={seed}: expected a number of 64 bits", help="any from 0 will do")
+            raise UsageError(
+                f"seed={seed}: expected a whole number that fits into 64 bits",
+                help="choose a small number, such as 0",
+                argument="seed",
+            )
         options["generator"] = torch.Generator(model.device).manual_seed(seed)
     options["max_new_tokens"] = _room(model, len(ids)) if max_new_tokens is None else max_new_tokens
     prompt = torch.tensor([ids], device=model.device)
@@ -142,7 +150,11 @@ def _pieces(tokenizer: Tokenizer, new: Any, text: str, ids: list[int]) -> Iterat
 
 def _whole(cls: type[Any], path: str | os.PathLike[str], device: str) -> Any:
     if checked_device(device).type == "meta":
-        raise UsageError("device 'meta': holds no numbers, and nothing can be computed there", help="cpu, cuda")
+        raise UsageError(
+            "device='meta': tensors on this device have no values, so nothing can be computed there",
+            help="use cpu or cuda",
+            argument="device",
+        )
     model, info = cls.from_pretrained(path, device=device, output_loading_info=True)
     if info.missing_keys:
         raise CheckpointError(

@@ -298,7 +298,8 @@ class TrainConfig:
                 )
         if "family" not in content:
             raise UsageError(
-                f"no family: expected one of {', '.join(FAMILIES)}", help="give --family, or --config FILE"
+                f"no family: expected one of {', '.join(FAMILIES)}",
+                help="give --family, or --config FILE with a family",
             )
         return cls(**content)
 

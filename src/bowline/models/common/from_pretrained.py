@@ -159,7 +159,9 @@ def checked_device(device: Any) -> torch.device:
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError, TypeError) as error:  # torch raises any of these three for a missing device
         reason = str(error).splitlines()[0]
-        raise UsageError(f"device {device!r:.60}: {reason}", help="cpu is always there") from None
+        raise UsageError(
+            f"device={device!r:.60}: {reason}", help="use cpu, which always works", argument="device"
+        ) from None
     return place
 
 

@@ -48,7 +48,7 @@ def fill_mask(
             f"{type(model).__name__} does not fill masks: expected a masked language model, such as BertForMaskedLM"
         )
     if not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1:
-        raise UsageError(f"top_k={top_k!r}: expected a whole number from 1")
+        raise UsageError(f"top_k={top_k!r:.60}: expected a whole number from 1", argument="top_k")
     if tokenizer.mask is None:
         raise UsageError("the tokenizer has no mask token", help="use a checkpoint of a masked language model")
     given = tokenizer.encode(text) if isinstance(text, str) else text

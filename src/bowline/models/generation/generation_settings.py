@@ -103,7 +103,11 @@ def settings_for(  # noqa: C901 - one check per option
             argument=("do_sample", "num_beams"),
         )
     if not do_sample and (temperature != 1 or top_k is not None or top_p is not None):
-        raise UsageError("temperature, top_k and top_p shape what is drawn, and do_sample is False", help="set it True")
+        raise UsageError(
+            "temperature, top_k and top_p: have an effect only if tokens are drawn, and do_sample is False",
+            help="set do_sample=True, or leave them out",
+            argument=("temperature", "top_k", "top_p"),
+        )
 
     given = config.eos_token_id if eos_token_id is None else eos_token_id
     eos = _tokens("eos_token_id", () if given is None else given)

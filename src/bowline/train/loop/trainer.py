@@ -297,6 +297,7 @@ class Trainer:
             raise UsageError(
                 f"activation_checkpointing=True: {type(self.model).__name__} has no gradient_checkpointing_enable()",
                 help="wrap its blocks in torch.utils.checkpoint yourself",
+                argument="activation_checkpointing",
             )
         enable()
         disable = getattr(self.model, "gradient_checkpointing_disable", None)
