@@ -336,8 +336,8 @@ def tabled() -> nn.Module:
         (on_meta, r"emb\.weight: is on meta"),
         (sparse, r"mask: .*torch\.sparse_coo"),
         (quantised, r"codes: .*qint8"),
-        (packed, r"packed: has the dtype complex128, which safetensors has not .*: convert it"),
-        (tabled, r"emb\.table: is the table of quantize_tied, which no loader finds .*state_dict"),
+        (packed, r"packed: has the dtype complex128, which safetensors cannot store .*: convert it"),
+        (tabled, r"emb\.table: is a table that quantize_tied made, and no loader reads it .*state_dict"),
     ],
 )
 def test_what_safetensors_cannot_hold_is_named_and_nothing_is_written(made: Any, says: str, tmp_path: Path) -> None:

@@ -63,12 +63,16 @@ def load_checkpoint(
     """
     model = unwrapped(model)
     if not isinstance(path, (str, os.PathLike)):
-        raise UsageError(f"path={path!r:.60}: expected a path or org/name", help="load_state takes a state dict")
+        raise UsageError(
+            f"path={path!r:.60}: expected a path or org/name",
+            help="load_state takes a state dict",
+            argument="path",
+        )
     with open_checkpoint(path) as checkpoint:
         if not checkpoint.complete:
             seen = "; ".join(lint.message for lint in checkpoint.lints if lint.kind in UNSEEN) or "one shard of several"
             raise CheckpointError(
-                f"{checkpoint.location}: not a whole checkpoint: {seen}", help="fetch what is missing"
+                f"{checkpoint.location}: the checkpoint is incomplete: {seen}", help="fetch the missing files"
             )
         tensors: Mapping[str | None, StoredTensor] = checkpoint.tensors  # type: ignore[assignment]
         if rename is not None:
