@@ -218,7 +218,7 @@ def test_a_config_with_two_names_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "model", DIVERGED, GPT2)
     os.link(tmp_path / "model" / "config.json", tmp_path / "second")
     before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match="several names"):
+    with pytest.raises(ConfigError, match="several hard links"):
         fix(tmp_path / "model")
     assert snapshot(tmp_path) == before
 

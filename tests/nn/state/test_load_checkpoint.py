@@ -185,7 +185,7 @@ def test_a_shard_alone_or_missing_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="one shard of several"):
         load_checkpoint(model, tmp_path / files[0])
     (tmp_path / files[1]).unlink()
-    with pytest.raises(CheckpointError, match=f"the checkpoint is incomplete: .*{files[1]}.*which is not there"):
+    with pytest.raises(CheckpointError, match=f"the checkpoint is incomplete: .*{files[1]}.*which is missing"):
         load_checkpoint(model, tmp_path)
     assert snapshot(model) == untouched
 

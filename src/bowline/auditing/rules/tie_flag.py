@@ -86,7 +86,7 @@ def untied_but_missing(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW103", "flag-absent", Severity.WARNING)
 def flag_absent(evidence: Evidence) -> Iterator[Observation]:
-    """The flag is absent and the loaders' defaults differ.
+    """`tie_word_embeddings` is absent, and the loaders' defaults differ.
 
     What: no level of `config.json` states `tie_word_embeddings`, and transformers 4 and 5 take different values for
     it in this family. For a class that neither version knows, the base config's default is true in 4 and false in 5.
@@ -123,7 +123,7 @@ def flag_absent(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW104", "levels-disagree", Severity.WARNING, also=Severity.INFO)
 def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
-    """Levels of the config disagree about the flag.
+    """Levels of the config disagree about `tie_word_embeddings`.
 
     What: a nested config states `tie_word_embeddings` at the top and in its text or decoder config, with different
     values.
@@ -363,7 +363,7 @@ def untied_but_equal(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW114", "flag-not-boolean", Severity.ERROR, also=Severity.WARNING)
 def flag_not_boolean(evidence: Evidence) -> Iterator[Observation]:
-    """The flag is neither true nor false.
+    """`tie_word_embeddings` is neither true nor false.
 
     What: `tie_word_embeddings` is null, a number, a string or a list.
 

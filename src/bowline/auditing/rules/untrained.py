@@ -19,7 +19,7 @@ NEAR = 0.04
 
 @rule("BW405", "untrained-recipe", Severity.INFO, also=Severity.WARNING)
 def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
-    """The embedding looks untrained, and either no recipe draws such a table or its first loss explodes.
+    """The embedding looks untrained, and either no recipe matches it or its first loss explodes.
 
     What: all rows of the embedding have the norm of freshly initialised rows, as they also do after a few training
     steps. The audit compares their standard deviation with every recipe for models of this family, and predicts the

@@ -49,7 +49,7 @@ def vocab_size_mismatch(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW202", "tokenizer-larger", Severity.ERROR, also=Severity.WARNING)
 def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
-    """The tokenizer has ids without a row in the table.
+    """The tokenizer has ids without a row in the embedding.
 
     What: the largest id in `tokenizer.json`, `vocab.json` or `added_tokens.json` has no row in the embedding.
 
@@ -82,7 +82,7 @@ def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW203", "special-id-out-of-range", Severity.WARNING)
 def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
-    """A special id in the config has no row.
+    """A special token id in the config has no row in the embedding.
 
     What: `pad_token_id`, `bos_token_id`, `eos_token_id` or another `*_token_id` is negative, or not less than the
     number of rows.
