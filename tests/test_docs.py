@@ -17,7 +17,8 @@ from bowline.demo import faults, layouts
 from bowline.tie import TieState
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FRONT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "README.md"]
+PAGES = FRONT + [page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in FRONT]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -101,6 +102,13 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("page", PAGES[len(FRONT) :], ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_says_at_its_top_whether_it_is_guide_reference_or_notes(page: Path) -> None:
+    title, _, kind, *_ = page.read_text(encoding="utf-8").splitlines()
+    assert title.startswith("# ")
+    assert re.match(r"\*\*(Guide|Reference|Notes)\*\*: ", kind)
+
+
 def test_readme_names_only_targets_that_the_makefile_has() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"(?:`|\$ )make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"))):
@@ -110,7 +118,7 @@ def test_readme_names_only_targets_that_the_makefile_has() -> None:
 def test_the_predictions_for_t5_are_those_that_init_loss_prints() -> None:
     from bowline.study.initial_loss import compare
 
-    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "notes" / "t5-first-loss.md").read_text(encoding="utf-8")
     shown = re.findall(r"^\| `(\S+)` \| (\w+) \| ([\d.]+) \| .*? \| (.*)\. \|$", page, re.MULTILINE)
     rows = list(compare("t5", draws=0))
     ends = ["tied" if row.tied else "untied" for row in rows]
@@ -125,7 +133,7 @@ def test_every_option_and_every_key_of_training_is_on_its_page() -> None:
     from bowline.cli import app
     from bowline.train.train_config import TrainConfig
 
-    page = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "train-options.md").read_text(encoding="utf-8")
     verb = get_command(app).commands["train"]  # type: ignore[attr-defined]
     options = [option for param in verb.params for option in (*param.opts, *param.secondary_opts)]
     assert len(options) > 30
