@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bowline.functional.loss.logits import linear_logits
+from bowline.functional.loss.logits import cap_slope, linear_logits
 from bowline.functional.loss.loss_options import Options
 from bowline.functional.loss.once_differentiable import first_order_only
 from bowline.functional.loss.reference import without
@@ -104,7 +104,7 @@ class _Head(torch.autograd.Function):
             if grad_logits is not None:
                 gradient += grad_logits[:, first:last]
             if softcap is not None:
-                gradient *= 1 - (x / softcap).square()
+                gradient *= cap_slope(x, softcap)
             if options.mask_ids:
                 gradient.masked_fill_(x == -torch.inf, 0.0)
             return gradient.mul_(scale).to(logits.dtype) if scale != 1.0 else gradient.to(logits.dtype)
