@@ -115,6 +115,21 @@ def test_readme_names_only_targets_that_the_makefile_has() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+def test_contributing_names_only_places_that_the_tree_has() -> None:
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where a change goes")[2]
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    house = ROOT / "src" / "bowline"
+    assert len(rows) > 20
+    for row in rows[1:]:
+        cell = row.strip("| ").rpartition(" | ")[2]
+        places = re.findall(r"`([\w./]+(?:/|\.py|\.json))`", cell.replace("NAME", "gpt2"))
+        assert places, row
+        nearby = [ROOT, house, *(house / place for place in places if place.endswith("/"))]
+        nearby += [(house / place).parent for place in places]
+        for place in places:
+            assert any((base / place).exists() for base in nearby), place
+
+
 def test_the_predictions_for_t5_are_those_that_init_loss_prints() -> None:
     from bowline.study.initial_loss import compare
 
