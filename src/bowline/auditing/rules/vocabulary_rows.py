@@ -132,8 +132,8 @@ def padding_row(evidence: Evidence) -> Iterator[Observation]:
     if padding.row_class.value == "zero" and head_tied:
         yield Observation(
             message=(
-                f"row {padding.id} (pad_token_id) is zero and the head is tied: its logit is 0 plus the bias, "
-                f"{'which is likely where the other logits are negative' if trained else 'until training changes it'}"
+                f"row {padding.id} (pad_token_id) is zero and the head is tied: its logit is 0 plus the bias"
+                f"{', so padding is likely where the other logits are negative' if trained else ' until it is trained'}"
             ),
             help="mask the padding logit if the model must not generate padding",
             tensors=(evidence.declaration.embedding,),
