@@ -183,7 +183,7 @@ def _step(
         scale, mean, std = how.scale(sizes), how.mean(sizes), how.std(sizes)
     except UsageError as error:
         raise UsageError(
-            f"{slot.name}, {role}: {error.message}", help="give the model a config that states it"
+            f"{slot.name}, {role}: {error.message}", help="give the model a config that states this size"
         ) from None
     return _Step(Drawn(slot.name, role, how, mean, std), target, scale, offset)
 

@@ -119,7 +119,7 @@ def _holders(model: nn.Module, known: Mapping[str, Slot]) -> dict[str, list[Slot
         if inner is None or outer is None or not (outer[1] <= inner[1] and inner[2] <= outer[2]):
             raise UsageError(
                 f"{tie.target} and {tie.source} overlap in memory, and neither contains the other",
-                help="give each its own memory, or tie_weights(model) first",
+                help="give each its own memory, or call tie_weights(model) first",
             )
         source[tie.target] = tie.source
     holders: dict[str, list[Slot]] = {}

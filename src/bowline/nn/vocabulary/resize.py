@@ -88,7 +88,7 @@ def resize_vocab(
         raise UsageError(f"model is a {type(model).__name__}, expected a torch.nn.Module", argument="model")
     if isinstance(model, DistributedDataParallel):
         raise UsageError(
-            "model is wrapped in DistributedDataParallel, whose buckets have the old sizes",
+            "model is wrapped in DistributedDataParallel, whose gradient buckets have the old sizes",
             help="resize model.module, then wrap it again",
             argument="model",
         )
