@@ -154,7 +154,7 @@ def test_what_was_stopped_at_once_says_so_too(config: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(Shown, "step", stop)
     result = run("--config", config, "--out", tmp_path / "out", exit_code=130)
-    assert result.stderr.splitlines()[-1].startswith("stopped; --resume goes on")
+    assert result.stderr.splitlines()[-1].startswith("stopped; --resume continues")
 
 
 def test_the_command_knows_the_families() -> None:
