@@ -75,7 +75,7 @@ def test_every_state_and_every_fate_is_documented() -> None:
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
 def test_every_rule_has_a_whole_page(rule: Rule) -> None:
-    assert all(part in rule.page for part in ("\n\nWhat: ", "\n\nWhy it hurts: ", "\n\nExample: ", "\n\nMend: "))
+    assert all(part in rule.page for part in ("\n\nWhat: ", "\n\nWhy it hurts: ", "\n\nExample: ", "\n\nFix: "))
 
 
 def test_readme_shows_what_check_ties_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from bowline.errors import UsageError
 from tests.checkpoints import BERT, GPT2, HEAD, UNKNOWN, WTE, codes, findings, one, table, tied_gpt2, write
 
 CODES = [one_rule.code for one_rule in all_rules()]
-SECTIONS = ("What:", "Why it hurts:", "Example:", "Mend:")
+SECTIONS = ("What:", "Why it hurts:", "Example:", "Fix:")
 HERE = Path(__file__).parent
 THREAD = re.compile(r"[\w.-]+/[\w.-]+#\d+")
 
@@ -123,7 +123,7 @@ def test_every_page_has_its_sections_in_order_and_names_threads_as_owner_repo_nu
     assert -1 not in positions
     assert positions == sorted(positions)
     assert described.summary.endswith(".")
-    _, _, threads = described.page.partition("\nThreads: ")
+    _, _, threads = described.page.partition("\nReported in: ")
     assert all(THREAD.fullmatch(thread.strip()) for thread in threads.split(",") if threads)
 
 

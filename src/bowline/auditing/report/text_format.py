@@ -128,8 +128,9 @@ def _footer(run: Run) -> str:
         return unread.strip() or "Nothing was audited."
     if not counts:
         return f"Nothing found in {checkpoints}.{unread}"
+    nouns = {Severity.INFO: "informational finding"}
     kinds = ", ".join(
-        f"{counts[severity]} {severity.word}{'s' if counts[severity] > 1 and severity is not Severity.INFO else ''}"
+        f"{counts[severity]} {nouns.get(severity, severity.word)}{'s' * (counts[severity] > 1)}"
         for severity in Severity
         if counts[severity]
     )

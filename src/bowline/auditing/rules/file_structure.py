@@ -28,7 +28,7 @@ def two_models(evidence: Evidence) -> Iterator[Observation]:
 
     Example: training saved once below the shard size, and later above it, into the same directory.
 
-    Mend: remove the stale one; the modification times show which it is.
+    Fix: remove the stale one; the modification times show which it is.
     """
     return _observations(
         evidence, LintKind.TWO_MODELS, "remove the stale one, the single file or the index and its shards"
@@ -45,7 +45,7 @@ def index_disagrees(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a shard was replaced after an edit, and the index was left as it was.
 
-    Mend: rebuild the index from the shards.
+    Fix: rebuild the index from the shards.
     """
     return _observations(evidence, LintKind.INDEX_DISAGREES, "rebuild the index from the shards")
 
@@ -60,7 +60,7 @@ def name_in_two_shards(evidence: Evidence) -> Iterator[Observation]:
 
     Example: two merged models were written into one directory.
 
-    Mend: remove the tensor from the shard that the index does not name.
+    Fix: remove the tensor from the shard that the index does not name.
     """
     return _observations(evidence, LintKind.NAME_IN_TWO_SHARDS, "keep the tensor in the shard that the index names")
 
@@ -75,7 +75,7 @@ def orphan_shard(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a model was saved into the directory of an older save that had more shards.
 
-    Mend: remove it.
+    Fix: remove it.
     """
     return _observations(evidence, LintKind.ORPHAN_SHARD, "remove the file if it is left from an earlier save")
 
@@ -90,7 +90,7 @@ def wrong_total_size(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a head was removed from a shard by hand.
 
-    Mend: rebuild the index from the shards.
+    Fix: rebuild the index from the shards.
     """
     return _observations(evidence, LintKind.WRONG_TOTAL_SIZE, "rebuild the index from the shards")
 
@@ -106,7 +106,7 @@ def path_leaves_directory(evidence: Evidence) -> Iterator[Observation]:
 
     Example: `"lm_head.weight": "../../secrets.safetensors"`.
 
-    Mend: move the shard into the directory, and write its plain file name into the index.
+    Fix: move the shard into the directory, and write its plain file name into the index.
     """
     return _observations(
         evidence,
@@ -125,7 +125,7 @@ def shard_missing(evidence: Evidence) -> Iterator[Observation]:
 
     Example: an interrupted download.
 
-    Mend: fetch the shard.
+    Fix: fetch the shard.
     """
     return _observations(evidence, LintKind.SHARD_MISSING, "fetch the missing shard")
 
@@ -140,7 +140,7 @@ def shard_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a download that stopped half way.
 
-    Mend: fetch the shard again.
+    Fix: fetch the shard again.
     """
     return _observations(evidence, LintKind.SHARD_MALFORMED, "fetch the shard again")
 
@@ -155,7 +155,7 @@ def index_missing(evidence: Evidence) -> Iterator[Observation]:
 
     Example: `*.safetensors` was copied, and `*.json` was not.
 
-    Mend: fetch the index, or rebuild it from the shards.
+    Fix: fetch the index, or rebuild it from the shards.
     """
     return _observations(
         evidence,
@@ -174,7 +174,7 @@ def index_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     Example: an index cut short by a full disk.
 
-    Mend: remove it if the single file holds the model.
+    Fix: remove it if the single file holds the model.
     """
     return _observations(evidence, LintKind.INDEX_MALFORMED, "remove the index if the single file holds the model")
 
@@ -189,7 +189,7 @@ def misaligned(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a header was written by hand, without padding.
 
-    Mend: load and save the file with safetensors.
+    Fix: load and save the file with safetensors.
     """
     return _observations(evidence, LintKind.MISALIGNED, "load and save the file with safetensors")
 
@@ -204,7 +204,7 @@ def odd_name(evidence: Evidence) -> Iterator[Observation]:
 
     Example: `save_file({"": tensor}, "model.safetensors")`.
 
-    Mend: rename the tensor.
+    Fix: rename the tensor.
     """
     return _observations(evidence, LintKind.ODD_NAME, "rename the tensor")
 
@@ -219,7 +219,7 @@ def odd_bool(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a mask with the value 255 was written as BOOL.
 
-    Mend: save the tensor again with 0 and 1.
+    Fix: save the tensor again with 0 and 1.
     """
     files: dict[str, list[str]] = {}
     for name in evidence.odd_bools:
@@ -246,6 +246,6 @@ def nested_tensors(evidence: Evidence) -> Iterator[Observation]:
 
     Example: `torch.save({"state_dict": model.state_dict(), "epoch": 3}, "pytorch_model.bin")`.
 
-    Mend: save the inner dictionary alone, or load it and call `model.save_pretrained`.
+    Fix: save the inner dictionary alone, or load it and call `model.save_pretrained`.
     """
     return _observations(evidence, LintKind.NESTED_TENSORS, "save the inner dictionary alone")

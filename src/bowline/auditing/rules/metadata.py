@@ -19,7 +19,7 @@ def config_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     Example: an edit by hand left a trailing comma.
 
-    Mend: correct the file, or fetch it again.
+    Fix: correct the file, or fetch it again.
     """
     for lint in evidence.lints:
         if lint.kind is LintKind.CONFIG_MALFORMED:
@@ -36,7 +36,7 @@ def config_missing(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a lone `model.safetensors`.
 
-    Mend: put the config beside the weights.
+    Fix: put the config beside the weights.
     """
     for lint in evidence.lints:
         if lint.kind is LintKind.CONFIG_MISSING:
@@ -55,7 +55,7 @@ def inferred(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a model with its own `modeling_*.py`.
 
-    Mend: none is needed; check in the class's own code which tensors it ties.
+    Fix: none is needed; check in the class's own code which tensors it ties.
     """
     declaration = evidence.declaration
     if declaration.inferred and evidence.config is not None:
@@ -80,7 +80,7 @@ def tokenizer_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a Git LFS pointer in place of the file.
 
-    Mend: fetch the file again.
+    Fix: fetch the file again.
     """
     for file, problem in evidence.tokenizer.problems.items() if evidence.tokenizer else ():
         yield Observation(message=problem, help="fetch the file again", file=file)

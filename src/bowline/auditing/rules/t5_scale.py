@@ -27,10 +27,10 @@ def t5_scale_trap(evidence: Evidence) -> Iterator[Observation]:
     Example: `T5ForConditionalGeneration.from_pretrained("google/t5-v1_1-small").save_pretrained(...)` in transformers
     5.23.
 
-    Mend: if the file holds a separate head, `bowline audit --fix` sets the flag to false, which both versions read
+    Fix: if the file holds a separate head, `bowline audit --fix` sets the flag to false, which both versions read
     correctly. If it holds one matrix, no config makes version 4 tie without scaling: load it with 5 only.
 
-    Threads: huggingface/transformers#26441, huggingface/transformers#43681, huggingface/transformers#48154
+    Reported in: huggingface/transformers#26441, huggingface/transformers#43681, huggingface/transformers#48154
     """
     config = evidence.config or {}
     if not _has_the_key(evidence) or config.get(SCALED) is not False or not evidence.ties:
@@ -61,9 +61,9 @@ def t5_untied(evidence: Evidence) -> Iterator[Observation]:
 
     Example: google/t5-v1_1-base, google/flan-t5-base.
 
-    Mend: after a save by transformers 5, run `bowline audit --fix` on what it wrote.
+    Fix: after a save by transformers 5, run `bowline audit --fix` on what it wrote.
 
-    Threads: huggingface/transformers#43681
+    Reported in: huggingface/transformers#43681
     """
     config = evidence.config or {}
     if _has_the_key(evidence) and config.get("tie_word_embeddings") is False:

@@ -28,10 +28,10 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a LoRA trained on `lm_head` of a tied model and merged: the head changed, the flag did not.
 
-    Mend: `bowline audit --fix` sets the flag to false at every level, in agreement with the stored tensors. If the
+    Fix: `bowline audit --fix` sets the flag to false at every level, in agreement with the stored tensors. If the
     head was meant to be tied, remove it from the file instead; then one matrix serves both ends.
 
-    Threads: vllm-project/vllm#51063, huggingface/transformers#45127, huggingface/peft#2777
+    Reported in: vllm-project/vllm#51063, huggingface/transformers#45127, huggingface/peft#2777
     """
     for tie in evidence.ties:
         if tie.state is TieState.DIVERGED and tie.declared.flag.value and not _is_bias(tie) and tie.difference:
@@ -66,10 +66,10 @@ def untied_but_missing(evidence: Evidence) -> Iterator[Observation]:
     Example: a model was tied at run time and saved while its config still said false. The save leaves out the shared
     head, and the next load draws a random one.
 
-    Mend: `bowline audit --fix` sets the flag to true, in agreement with the stored tensors. If the head was trained,
+    Fix: `bowline audit --fix` sets the flag to true, in agreement with the stored tensors. If the head was trained,
     this file has lost it: fetch the checkpoint that has it.
 
-    Threads: huggingface/transformers#43429, vllm-project/vllm#33359
+    Reported in: huggingface/transformers#43429, vllm-project/vllm#33359
     """
     for tie in evidence.ties:
         if tie.state is TieState.TARGET_MISSING and tie.declared.flag.value is False:
@@ -96,9 +96,9 @@ def flag_absent(evidence: Evidence) -> Iterator[Observation]:
 
     Example: remote code written for transformers 4 that relies on the default, loaded by transformers 5.
 
-    Mend: `bowline audit --fix` writes the flag that agrees with the stored tensors.
+    Fix: `bowline audit --fix` writes the flag that agrees with the stored tensors.
 
-    Threads: huggingface/transformers#43429, huggingface/transformers#46400
+    Reported in: huggingface/transformers#43429, huggingface/transformers#46400
     """
     if evidence.config is None:
         return
@@ -134,9 +134,9 @@ def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
 
     Example: `tie_word_embeddings: true` at the top of a LLaVA config whose `text_config` says false.
 
-    Mend: `bowline audit --fix` writes the value that agrees with the stored tensors at every level.
+    Fix: `bowline audit --fix` writes the value that agrees with the stored tensors at every level.
 
-    Threads: vllm-project/vllm#51063, huggingface/transformers#45857
+    Reported in: vllm-project/vllm#51063, huggingface/transformers#45857
     """
     levels = {
         path: value
@@ -173,9 +173,9 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a state dict gathered from a sharded run and saved with both names.
 
-    Mend: remove the copy from the file, and its name from the index. Saving from transformers 5 leaves it out.
+    Fix: remove the copy from the file, and its name from the index. Saving from transformers 5 leaves it out.
 
-    Threads: vllm-project/vllm#51665
+    Reported in: vllm-project/vllm#51665
     """
     for tie in evidence.ties:
         if tie.state is TieState.EQUAL and tie.declared.flag.value and tie.target:
@@ -198,9 +198,9 @@ def both_missing(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a shard was not downloaded, or the state dict was saved from a wrapper that adds a prefix to every name.
 
-    Mend: fetch the missing shard, or rename the tensors to what the class expects.
+    Fix: fetch the missing shard, or rename the tensors to what the class expects.
 
-    Threads: huggingface/transformers#43429
+    Reported in: huggingface/transformers#43429
     """
     for tie in evidence.ties:
         if tie.state is TieState.BOTH_MISSING and _loaders_with(evidence, tie, Fate.RANDOM):
@@ -228,9 +228,9 @@ def only_target_stored(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a tool removed duplicate tensors and kept the alphabetically first name.
 
-    Mend: store the matrix under the embedding's name.
+    Fix: store the matrix under the embedding's name.
 
-    Threads: huggingface/safetensors#98
+    Reported in: huggingface/safetensors#98
     """
     for tie in evidence.ties:
         if tie.state is TieState.SOURCE_MISSING and not _is_recorded_alias(evidence, tie) and not _is_bias(tie):
@@ -253,9 +253,9 @@ def incompatible(evidence: Evidence) -> Iterator[Observation]:
 
     Example: the embedding was resized for new tokens and the head was not.
 
-    Mend: resize the shorter tensor to the shape of the longer one and keep its trained rows, or cast both to one dtype.
+    Fix: resize the shorter tensor to the shape of the longer one and keep its trained rows, or cast both to one dtype.
 
-    Threads: huggingface/transformers#35141
+    Reported in: huggingface/transformers#35141
     """
     for tie in evidence.ties:
         if tie.state is TieState.INCOMPATIBLE and tie.target and tie.source:
@@ -287,7 +287,7 @@ def bias_diverged(evidence: Evidence) -> Iterator[Observation]:
     Example: an untied BERT was trained in transformers 5, or a tool that resized the vocabulary grew only one of the
     two.
 
-    Mend: store the trained bias under both names.
+    Fix: store the trained bias under both names.
     """
     for tie in evidence.ties:
         if (
@@ -323,9 +323,9 @@ def stored_under_alias(evidence: Evidence) -> Iterator[Observation]:
 
     Example: `save_model(model, "model.safetensors")` on any tied model whose head sorts first.
 
-    Mend: save with `model.save_pretrained`, or rename the tensor to the embedding's name.
+    Fix: save with `model.save_pretrained`, or rename the tensor to the embedding's name.
 
-    Threads: huggingface/safetensors#98, huggingface/safetensors#493
+    Reported in: huggingface/safetensors#98, huggingface/safetensors#493
     """
     for tie in evidence.ties:
         if tie.state is TieState.SOURCE_MISSING and _is_recorded_alias(evidence, tie):
@@ -350,7 +350,7 @@ def untied_but_equal(evidence: Evidence) -> Iterator[Observation]:
 
     Example: the head was untied before a LoRA was added to it.
 
-    Mend: none is needed if the head was untied on purpose; otherwise set the flag to true.
+    Fix: none is needed if the head was untied on purpose; otherwise set the flag to true.
     """
     for tie in evidence.ties:
         if tie.state is TieState.EQUAL and tie.declared.flag.value is False and not _is_bias(tie):
@@ -372,7 +372,7 @@ def flag_not_boolean(evidence: Evidence) -> Iterator[Observation]:
 
     Example: the config was written by hand, or by a tool that writes null for settings that were never set.
 
-    Mend: `bowline audit --fix` writes the flag that agrees with the stored tensors.
+    Fix: `bowline audit --fix` writes the flag that agrees with the stored tensors.
     """
     main = evidence.main_tie
     truth = None if main is None else _if_config_decides(evidence, main, value=_flag_of_bytes(evidence, main))

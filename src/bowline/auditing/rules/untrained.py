@@ -31,9 +31,9 @@ def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
 
     Example: `T5Config(tie_word_embeddings=False)` in transformers 5 keeps the tie and drops the scale.
 
-    Mend: initialise with a recipe whose scales fit the tie (compare them by `bowline init-loss --family t5`).
+    Fix: initialise with a recipe whose scales fit the tie (compare them by `bowline init-loss --family t5`).
 
-    Threads: huggingface/transformers#26441, huggingface/transformers#32854
+    Reported in: huggingface/transformers#26441, huggingface/transformers#32854
     """
     declaration, config = evidence.declaration, evidence.config
     drawn = {table.name: table.drawn_std for table in evidence.tables if table.drawn_std}

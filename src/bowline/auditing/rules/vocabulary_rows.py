@@ -26,10 +26,10 @@ def vocab_size_mismatch(evidence: Evidence) -> Iterator[Observation]:
 
     Example: an embedding was resized by hand, and its `final_logits_bias` or MLM bias was not.
 
-    Mend: set `vocab_size` to the number of rows if all vocabulary tensors agree on it; otherwise resize the tensors
+    Fix: set `vocab_size` to the number of rows if all vocabulary tensors agree on it; otherwise resize the tensors
     that were not resized.
 
-    Threads: huggingface/transformers#35141
+    Reported in: huggingface/transformers#35141
     """
     size = evidence.declaration.vocab_size
     newest = max(evidence.declaration.loaders, default="")
@@ -61,9 +61,9 @@ def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
     If every such id is an added token, this is a warning: some models use such an id as an image placeholder, which
     their code replaces before the look-up.
 
-    Mend: resize the embedding and everything tied to it, or remove the tokens.
+    Fix: resize the embedding and everything tied to it, or remove the tokens.
 
-    Threads: huggingface/transformers#35141
+    Reported in: huggingface/transformers#35141
     """
     rows, tokenizer = _rows(evidence), evidence.tokenizer
     if rows is not None and tokenizer is not None and tokenizer.size > rows:
@@ -92,7 +92,7 @@ def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
 
     Example: `pad_token_id: -1`, once written by converters of Llama; `pad_token_id: 32000` on a table of 32000 rows.
 
-    Mend: write the id that the tokenizer uses, or null if it has none.
+    Fix: write the id that the tokenizer uses, or null if it has none.
     """
     rows = _rows(evidence)
     if rows is None or evidence.config is None:
@@ -123,7 +123,7 @@ def padding_row(evidence: Evidence) -> Iterator[Observation]:
 
     Example: BERT, whose padding row is trained; or a model whose padding row was zeroed by a tool.
 
-    Mend: leave a trained row alone. To rule padding out as an output, mask its logit.
+    Fix: leave a trained row alone. To rule padding out as an output, mask its logit.
     """
     padding = evidence.padding
     if padding is None or evidence.declaration.embedding is None:
@@ -161,7 +161,7 @@ def duplicate_rows(evidence: Evidence) -> Iterator[Observation]:
 
     Example: tokens were added with one initial value (the mean, or a copied token) and never trained.
 
-    Mend: train the tokens, or remove them.
+    Fix: train the tokens, or remove them.
     """
     for table in evidence.tables:
         if table.duplicates:
@@ -188,7 +188,7 @@ def zero_rows(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a table padded with zeros to a multiple of 64 for tensor cores.
 
-    Mend: mask those logits, or set the rows to the mean of the table.
+    Fix: mask those logits, or set the rows to the mean of the table.
     """
     for table in evidence.tables:
         pad = evidence.padding.id if evidence.padding else None
@@ -215,7 +215,7 @@ def not_finite_rows(evidence: Evidence) -> Iterator[Observation]:
 
     Example: an overflow in a cast to float16.
 
-    Mend: take the rows from a checkpoint from before the overflow, or cast again from the wider dtype.
+    Fix: take the rows from a checkpoint from before the overflow, or cast again from the wider dtype.
     """
     for table in evidence.tables:
         if len(table.not_finite):
@@ -242,7 +242,7 @@ def never_trained_rows(evidence: Evidence) -> Iterator[Observation]:
 
     Example: BERT's `[unused1]` to `[unused993]`.
 
-    Mend: none is needed if the tokens are never used. Otherwise reserve them for new tokens, or train them.
+    Fix: none is needed if the tokens are never used. Otherwise reserve them for new tokens, or train them.
     """
     for table in evidence.tables:
         if len(table.never_trained):
@@ -268,7 +268,7 @@ def uneven_rows(evidence: Evidence) -> Iterator[Observation]:
 
     Example: GPT-2's 50257 rows; nanoGPT pads them to 50304.
 
-    Mend: pad the table to a multiple of 64 before training, and mask the new logits.
+    Fix: pad the table to a multiple of 64 before training, and mask the new logits.
     """
     rows = _rows(evidence)
     if rows is not None and rows % TENSOR_CORE_ROWS and evidence.declaration.embedding:
