@@ -88,7 +88,7 @@ def test_the_fate_of_gpt2s_head(tmp_path: Path, tensors: Any, config: Any, expec
 def test_a_head_that_version_4_overwrites_with_nothing_is_not_said_to_be_missing(tmp_path: Path) -> None:
     found = outcomes(tmp_path, {HEAD: table()}, GPT2)["transformers-4"]
     assert found is not None
-    assert found.reason == f"tie_word_embeddings: true: overwritten by {WTE}, which is not stored"
+    assert found.reason == f"tie_word_embeddings is true: overwritten by {WTE}, which is not stored"
 
 
 def test_every_outcome_has_a_reason_that_is_one_phrase(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_target_whose_values_serve_both_ends_is_not_called_equal(tmp_path: Pat
     config = {**BERT, "architectures": ["RobertaForMaskedLM"], "tie_word_embeddings": False}
     found = outcomes(tmp_path, tensors, config, "lm_head.decoder.bias")
     assert found["transformers-4"] == Outcome(TIED, "always tied: lm_head.decoder.bias is used for both")
-    assert found["transformers-5"] == Outcome(KEPT, "tie_word_embeddings: false: loaded as stored")
+    assert found["transformers-5"] == Outcome(KEPT, "tie_word_embeddings is false: loaded as stored")
 
 
 # --- configs that versions read differently -------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def fix_config(report: AuditReport) -> list[str]:
     The file is replaced atomically and its old bytes are kept under `.bowline/undo`.
 
     Raises:
-        ConfigError: only a part of the checkpoint was read, or the flag would mend one tie and break another, or the
+        ConfigError: only a part of the checkpoint was read, or the flag would correct one tie and break another, or the
             config is on the Hub, is reached through a link, or has several names on disk.
     """
     edits = flag_edits(report)
@@ -88,7 +88,7 @@ def _unchanged(config: Path, evidence: Evidence) -> bytes:
 
 
 def _refuse_harm(evidence: Evidence, config: object) -> None:
-    """Raise `ConfigError` if the new flag mends one tie but makes another random, or drops a stored tensor."""
+    """Raise `ConfigError` if the new flag corrects one tie but makes another random, or drops a stored tensor."""
     assert isinstance(config, dict)
     for loader, fates in evidence.fates_under(config).items():
         for target, outcome in fates.items():

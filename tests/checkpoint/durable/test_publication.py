@@ -340,7 +340,7 @@ def test_when_it_cannot_be_taken_back_the_error_says_where_the_old_one_is(
 def test_a_file_is_not_a_directory_to_publish(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(b"mine")
     with (
-        pytest.raises(CheckpointError, match="model: is a file, expected a directory"),
+        pytest.raises(CheckpointError, match="model: is not a directory, expected a directory or an unused name"),
         publishing(tmp_path / "model", weights),
     ):
         pytest.fail("nothing is worth writing")

@@ -101,8 +101,8 @@ def always_tied(tie: Tie, seen: StoredFacts, why: str) -> Outcome | None:
 
 
 def neither() -> Outcome:
-    """The outcome if neither end is stored."""
-    return Outcome(Fate.RANDOM, "neither end is stored")
+    """The outcome if neither tensor of the tie is stored."""
+    return Outcome(Fate.RANDOM, "neither tensor is stored")
 
 
 def asked_of_newest(declared: DeclaredTie) -> bool:

@@ -92,7 +92,7 @@ def _fate(declared: DeclaredTie, loader: str, holders: Holders, seen: StoredFact
         if holder not in seen.stored and tie.target in seen.stored:
             return Outcome(Fate.RANDOM, f"{flag}: overwritten by {holder}, which is not stored")
         if holder not in seen.stored:
-            return Outcome(Fate.RANDOM, "neither end is stored")
+            return Outcome(Fate.RANDOM, "neither tensor is stored")
         equal = tie.target not in seen.stored or holder == tie.target or seen.are_equal(tie.target, holder)
         if equal is None:
             return None

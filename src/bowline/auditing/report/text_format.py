@@ -135,5 +135,5 @@ def _footer(run: Run) -> str:
         if counts[severity]
     )
     fixable = sum(finding.fixable for finding in run.findings)
-    mend = f"; {fixable} fixable with --fix" if fixable else ""
-    return f"Found {kinds} in {checkpoints}{mend}.{unread}"
+    with_fix = f"; {fixable} fixable with --fix" if fixable else ""
+    return f"Found {kinds} in {checkpoints}{with_fix}.{unread}"

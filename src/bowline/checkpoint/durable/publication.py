@@ -123,7 +123,7 @@ def _refuse_what_cannot_be_replaced(place: Path) -> None:
         if not os.path.lexists(place):  # one of the parents is a file
             raise
         raise CheckpointError(
-            f"{place}: is a file, expected a directory or no entry of this name",
+            f"{place}: is not a directory, expected a directory or an unused name",
             help="give another name, or move the file away",
         ) from error
     try:

@@ -44,6 +44,7 @@ def parse_size(size: str | int) -> int:
             f"max_shard_size={size!r}: expected a positive whole number of bytes, or a number with one of "
             f"{', '.join(_UNITS)}",
             help='for example "5GB", or 1024 without quotes for bytes',
+            argument="max_shard_size",
         )
     return count
 

@@ -96,7 +96,7 @@ def _state_dict(saved: object, where: str) -> tuple[dict[str, TensorClaim], list
             more = ", ..." if len(nested or saved) > len(seen) else ""
             raise _wrong(
                 where,
-                f"{found} ({', '.join(seen)}{more}), expected a dictionary of tensors, or one that holds just one such",
+                f"{found} ({', '.join(seen)}{more}), expected a dictionary of tensors, or one such dictionary inside",
                 "save the model's state_dict() alone",
             )
         ((chosen_key, chosen),) = nested
