@@ -139,10 +139,10 @@ def test_a_directory_of_something_else_is_refused_and_untouched(
     corpus: Corpus, tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match="holds something else, expected packed tokens or nothing"):
+    with pytest.raises(UsageError, match="expected packed tokens or an empty directory, got other files"):
         pack(corpus, tokenizer, tmp_path)
     (tmp_path / "packed.json").write_text(json.dumps({"mine": 1}))
-    with pytest.raises(UsageError, match="holds something else"):
+    with pytest.raises(UsageError, match="expected packed tokens or an empty directory"):
         pack(corpus, tokenizer, tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 

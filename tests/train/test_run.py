@@ -180,10 +180,12 @@ def test_a_run_that_was_stopped_gives_the_weights_of_one_that_was_not(family: st
 def test_a_run_is_not_begun_over_another_and_goes_on_only_as_it_began(data: str, tmp_path: Path) -> None:
     out, config = tmp_path / "out", tiny("gpt2", data)
     stopped(config, out, 5)
-    with pytest.raises(UsageError, match=r"holds a run .*--resume goes on with it"):
+    with pytest.raises(UsageError, match=r"already holds a run .*--resume continues it"):
         train(config, out)
     other = tiny("gpt2", data, learning_rate=1e-3, seed=3, save_every=1)
-    with pytest.raises(UsageError, match=r"another configuration: learning_rate was 0\.01 and is 0\.001; seed was 0"):
+    with pytest.raises(
+        UsageError, match=r"holds a run with other settings: learning_rate was 0\.01 and is 0\.001; seed was 0"
+    ):
         train(other, out, resume=True)
 
 
@@ -210,7 +212,7 @@ def test_a_model_that_was_trained_is_not_overwritten_where_its_checkpoints_are_g
     shutil.rmtree(out / "checkpoints")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for resume in (False, True):
-        with pytest.raises(UsageError, match=r"holds a model that was trained, and no checkpoint .*--init-from"):
+        with pytest.raises(UsageError, match=r"already holds a trained model, and no checkpoint .*--init-from"):
             train(tiny("gpt2", data, seed=5), out, resume=resume)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
@@ -223,7 +225,7 @@ def test_a_second_run_in_the_directory_of_one_that_has_no_checkpoint_yet_changes
 
     def another(step: int) -> None:
         before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-        with pytest.raises(UsageError, match="another process is training there"):
+        with pytest.raises(UsageError, match="another process is training in this directory"):
             train(tiny("gpt2", data, seed=9, vocab_size=300), out, resume=resume)
         seen.append({path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before)
 
@@ -247,7 +249,7 @@ def test_a_disk_without_room_for_the_model_leaves_the_checkpoint_that_has_it(
 
     out, save = tmp_path / "out", TextTokenizer.save
     monkeypatch.setattr(TextTokenizer, "save", lambda self, at: full(self, at) if at == out else save(self, at))
-    with pytest.raises(CheckpointError, match=r"No space left on device.*step-00000006 is whole .*--resume"):
+    with pytest.raises(CheckpointError, match=r"No space left on device.*step-00000006 is complete .*--resume"):
         train(tiny("gpt2", data), out)
     monkeypatch.undo()
     assert train(tiny("gpt2", data), out, resume=True).result.step == 6
@@ -261,7 +263,7 @@ def test_resuming_where_nothing_is_begins(data: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_directory_of_something_else_is_refused_and_untouched(resume: bool, data: str, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match=r"holds something else \(thesis\.tex\)"):
+    with pytest.raises(UsageError, match=r"expected a new or empty directory, got one that holds thesis\.tex"):
         train(tiny("gpt2", data), tmp_path, resume=resume)
     with pytest.raises(UsageError, match="is not a directory"):
         train(tiny("gpt2", data), tmp_path / "thesis.tex", resume=resume)
@@ -287,10 +289,10 @@ def test_an_error_before_anything_was_made_leaves_nothing(there: bool, data: str
 def test_where_there_is_nothing_to_go_on_with_a_resumed_run_says_that_it_begins(data: str, tmp_path: Path) -> None:
     said: list[str] = []
     train(tiny("gpt2", data), tmp_path / "out", resume=True, say=said.append)
-    assert said[0] == f"{tmp_path / 'out'}: no checkpoint of a run to go on from, a new run begins"
+    assert said[0] == f"{tmp_path / 'out'}: no checkpoint to resume from, so a new run starts"
     said.clear()
     train(tiny("gpt2", data), tmp_path / "out", resume=True, say=said.append)
-    assert not any("begins" in line for line in said)
+    assert not any("new run" in line for line in said)
 
 
 # --- text -------------------------------------------------------------------------------------------------------------

@@ -72,70 +72,81 @@ class TrainConfig:
         True
     """
 
-    family: str = field(metadata={"help": "Which family's model.", "choices": FAMILIES})
+    family: str = field(metadata={"help": "The model family.", "choices": FAMILIES})
     data: tuple[str, ...] = field(
         default=("stdlib",),
-        metadata={"help": "A text file, a directory, or stdlib, which is the default. Repeatable.", "metavar": "PATH"},
+        metadata={"help": "A text file, a directory, or stdlib (the default). Repeatable.", "metavar": "PATH"},
     )
-    size: str = field(default="nano", metadata={"help": "How large; nano unless given.", "choices": SIZES})
+    size: str = field(
+        default="nano",
+        metadata={"help": "Size of the model and its usual settings; by default nano.", "choices": SIZES},
+    )
     model: Mapping[str, Any] = field(default_factory=dict)
-    vocab_size: int | None = field(default=None, metadata={"help": "Tokens of a new tokenizer, exactly."})
+    vocab_size: int | None = field(default=None, metadata={"help": "Exact number of tokens of the new tokenizer."})
     tokenizer: str | None = field(
-        default=None, metadata={"help": "Take the tokenizer from here, and train none.", "metavar": "DIR"}
+        default=None, metadata={"help": "Use the tokenizer in DIR instead of training one.", "metavar": "DIR"}
     )
-    init_from: str | None = field(default=None, metadata={"help": "Fine-tune this checkpoint.", "metavar": "DIR"})
+    init_from: str | None = field(default=None, metadata={"help": "Fine-tune the checkpoint in DIR.", "metavar": "DIR"})
     tie: bool | None = field(
-        default=None, metadata={"help": "The head is the embedding, or its own.", "flag": "--tie/--untie"}
+        default=None,
+        metadata={"help": "Tie the head to the embedding, or give it its own matrix.", "flag": "--tie/--untie"},
     )
-    untie_at_step: int | None = field(default=None, metadata={"help": "The head becomes its own after so many steps."})
-    recipe: str | None = field(default=None, metadata={"help": "How the model is drawn; see docs/recipes.md."})
+    untie_at_step: int | None = field(default=None, metadata={"help": "Untie the head after this many steps."})
+    recipe: str | None = field(default=None, metadata={"help": "Recipe to initialise the model; see docs/recipes.md."})
     pad_logit: str | None = field(
-        default=None, metadata={"help": "mask: the padding row stays as it is.", "choices": PAD_LOGITS}
+        default=None,
+        metadata={"help": "mask: never predict padding, so that its row stays unchanged.", "choices": PAD_LOGITS},
     )
     head_bias: str | None = field(
         default=None,
-        metadata={"help": "What the head's bias begins at; of the size unless given.", "choices": HEAD_BIASES},
+        metadata={"help": "Initial value of the head's bias; by default as the size sets it.", "choices": HEAD_BIASES},
     )
     mask_share: float | None = field(
-        default=None, metadata={"help": "Of bert and t5: the share of the tokens that is hidden."}
+        default=None, metadata={"help": "Share of tokens to mask (bert, t5); by default as the size sets it."}
     )
     random_tokens: str = field(
         default="all",
         metadata={
-            "help": "Of bert: which tokens may stand in for a hidden one; all, or ordinary: no special ones.",
+            "help": "Tokens that may replace a masked one (bert): all, or ordinary for no special ones.",
             "choices": RANDOM_TOKENS,
         },
     )
-    strict: bool = field(default=False, metadata={"help": "Refuse bytes and files that are no text."})
-    held_out_share: float = field(default=0.05, metadata={"help": "The share of the text that is never trained on."})
+    strict: bool = field(
+        default=False, metadata={"help": "Refuse bytes and files that are not text instead of skipping them."}
+    )
+    held_out_share: float = field(default=0.05, metadata={"help": "Share of the text that is held out of training."})
     held_out_tokens: int = 2**15
-    length: int | None = field(default=None, metadata={"help": "Tokens of an input."})
-    batch_size: int | None = field(default=None, metadata={"help": "Inputs of a batch."})
-    device: str = field(default="cpu", metadata={"help": "Where to compute: cpu, cuda."})
-    steps: int | None = field(default=None, metadata={"help": "Optimizer steps; of the size unless given."})
+    length: int | None = field(default=None, metadata={"help": "Tokens per input; by default as the size sets it."})
+    batch_size: int | None = field(default=None, metadata={"help": "Inputs per batch; by default as the size sets it."})
+    device: str = field(default="cpu", metadata={"help": "Device to compute on, such as cpu or cuda."})
+    steps: int | None = field(default=None, metadata={"help": "Optimizer steps; by default as the size sets it."})
     learning_rate: float | None = field(
-        default=None, metadata={"help": "The highest, after the warm-up; of the size unless given."}
+        default=None, metadata={"help": "Highest learning rate, after the warm-up; by default as the size sets it."}
     )
     embedding_rate: float | None = field(
         default=None,
-        metadata={"help": "The embedding's rate, as a multiple of the learning rate; of the size unless given."},
+        metadata={"help": "Multiple of the learning rate for the embedding; by default as the size sets it."},
     )
     min_learning_rate: float = 0.1
     warmup_steps: int | None = field(
         default=None,
-        metadata={"help": "Steps in which the rate rises; a tenth of all, at most 100, unless given."},
+        metadata={"help": "Steps in which the learning rate rises; by default a tenth of all, at most 100."},
     )
-    weight_decay: float = field(default=0.1, metadata={"help": "Decay of matrices, the tied one among them."})
-    clip: float = field(default=1.0, metadata={"help": "The norm to which a longer gradient is cut; 0 for none."})
-    accumulation: int | None = field(default=None, metadata={"help": "Batches of a step."})
-    bf16: bool = field(default=False, metadata={"help": "Autocast to bfloat16."})
-    activation_checkpointing: bool = field(default=False, metadata={"help": "Less memory, more time."})
-    compile: bool = field(default=False, metadata={"help": "torch.compile the model."})
-    seed: int = field(default=0, metadata={"help": "Draws the model, the order of the text, and dropout."})
-    log_every: int = field(default=10, metadata={"help": "Steps between records."})
+    weight_decay: float = field(default=0.1, metadata={"help": "Weight decay of matrices, including the tied one."})
+    clip: float = field(default=1.0, metadata={"help": "Norm at which gradients are clipped; 0 for no clipping."})
+    accumulation: int | None = field(
+        default=None, metadata={"help": "Batches per step; by default as the size sets it."}
+    )
+    bf16: bool = field(default=False, metadata={"help": "Compute in bfloat16 by autocast."})
+    activation_checkpointing: bool = field(
+        default=False, metadata={"help": "Recompute activations in the backward pass: less memory, more time."}
+    )
+    compile: bool = field(default=False, metadata={"help": "Compile the model with torch.compile."})
+    seed: int = field(default=0, metadata={"help": "Seed for the initial weights, the order of the text, and dropout."})
+    log_every: int = field(default=10, metadata={"help": "Steps between log records."})
     evaluate_every: int = field(default=100, metadata={"help": "Steps between held-out evaluations."})
     save_every: int = field(default=200, metadata={"help": "Steps between checkpoints."})
-    keep: int = field(default=2, metadata={"help": "Checkpoints that stay."})
+    keep: int = field(default=2, metadata={"help": "Number of checkpoints to keep."})
 
     def __post_init__(self) -> None:
         data: Any = self.data
@@ -186,17 +197,27 @@ class TrainConfig:
 
     def _contradictions(self) -> None:
         for one, other, why, way_out in (
-            ("tokenizer", "vocab_size", "a tokenizer that is taken has its own size", "leave one of them out"),
-            ("init_from", "tokenizer", "a checkpoint's rows belong to its own tokenizer", "leave --tokenizer out"),
-            ("init_from", "vocab_size", "a checkpoint has its own vocabulary", "bowline.nn.resize_vocab changes it"),
-            ("init_from", "recipe", "a checkpoint is not drawn", "leave one of them out"),
+            ("tokenizer", "vocab_size", "a given tokenizer has its own vocabulary size", "leave one of them out"),
+            ("init_from", "tokenizer", "a checkpoint is fine-tuned with its own tokenizer", "leave --tokenizer out"),
+            (
+                "init_from",
+                "vocab_size",
+                "a checkpoint has its own vocabulary",
+                "change it with bowline.nn.resize_vocab",
+            ),
+            (
+                "init_from",
+                "recipe",
+                "a recipe initialises new weights, and a checkpoint has trained ones",
+                "leave one of them out",
+            ),
             ("init_from", "model", "a checkpoint has its own config", "leave one of them out"),
         ):
             if getattr(self, one) and getattr(self, other):
                 raise UsageError(f"{one} and {other}: {why}", help=way_out, argument=(one, other))
         if self.head_bias is not None and self.init_from is not None:
             raise UsageError(
-                "init_from and head_bias: the checkpoint's bias was trained",
+                "init_from and head_bias: the checkpoint has a trained bias already",
                 help="leave --head-bias out",
                 argument=("init_from", "head_bias"),
             )
@@ -209,25 +230,25 @@ class TrainConfig:
         if self.head_bias is not None and self.family in ("gpt2", "t5"):
             raise UsageError(
                 f"head_bias={self.head_bias!r}: the head of a {self.family} has no bias",
-                help="bert and lstm have one; of the others the table itself has to learn how often tokens come",
+                help="leave it out; only bert and lstm have a head with a bias",
                 argument="head_bias",
             )
         if self.mask_share is not None and self.family in ("gpt2", "lstm"):
             raise UsageError(
-                f"mask_share={self.mask_share!r:.60}: a {self.family} is trained without masks",
-                help="bert and t5 have them",
+                f"mask_share={self.mask_share!r:.60}: a {self.family} is trained without masking",
+                help="leave it out; it is for bert and t5",
                 argument="mask_share",
             )
         if self.mask_share is not None and self.family == "t5" and self.mask_share > MOST_HIDDEN:
             raise UsageError(
                 f"mask_share={self.mask_share!r:.60}: expected at most {MOST_HIDDEN} of a t5's tokens",
-                help="what stands between the holes is all that its encoder reads",
+                help="give a smaller share; the encoder needs tokens between the masked spans",
                 argument="mask_share",
             )
         if self.pad_logit == "mask" and self.family in ("gpt2", "lstm"):
             raise UsageError(
-                f"pad_logit='mask': a {self.family} is trained without padding, so that no row is one for it",
-                help="bert and t5 have a padding token",
+                f"pad_logit='mask': a {self.family} is trained without padding, so it has no padding row",
+                help="leave it out; it is for bert and t5",
                 argument="pad_logit",
             )
 
@@ -293,8 +314,8 @@ class TrainConfig:
             if key not in known:
                 close = get_close_matches(str(key), known, n=1)
                 raise UsageError(
-                    f"{origin}: {key!r:.60} is no key of a training run",
-                    help=f"perhaps {close[0]}" if close else f"its keys are {', '.join(known)}",
+                    f"{origin}: {key!r:.60} is not a setting of a training run",
+                    help=f"perhaps {close[0]}" if close else f"expected one of {', '.join(known)}",
                 )
         if "family" not in content:
             raise UsageError(
@@ -316,7 +337,9 @@ class TrainConfig:
         except OSError as error:
             raise UsageError(f"{path}: cannot be read: {error.strerror or error}", help="give another file") from None
         if not isinstance(content, dict):
-            raise UsageError(f"{path}: a {type(content).__name__}, expected an object", help='as {"family": "gpt2"}')
+            raise UsageError(
+                f"{path}: expected a JSON object, got a {type(content).__name__}", help='such as {"family": "gpt2"}'
+            )
         return content
 
     def dumps(self) -> str:

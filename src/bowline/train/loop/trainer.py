@@ -131,9 +131,11 @@ class Trainer:
     ) -> None:
         expect_module(model)
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise UsageError(f"{type(model).__name__}: has no parameter that could be trained")
+            raise UsageError(
+                f"{type(model).__name__}: has no parameter with requires_grad=True, so nothing can be trained"
+            )
         if resume and out is None:
-            raise UsageError("resume=True without out: expected the directory of the run that goes on")
+            raise UsageError("resume=True without out: expected the directory of the run to resume")
         self.model, self.batches, self.settings = model, batches, settings
         self.out, self.resume = out, resume
         self.log, self.on_step = log, on_step
@@ -154,7 +156,7 @@ class Trainer:
     @property
     def _run(self) -> RunState:
         if self._state is None:
-            raise UsageError("the trainer has not begun", help="call train() first")
+            raise UsageError("the trainer has not started", help="call train() first")
         return self._state
 
     # --- the loop -----------------------------------------------------------------------------------------------------
@@ -285,8 +287,8 @@ class Trainer:
             return None
         if not self.resume:
             raise UsageError(
-                f"{directory}: holds a run of {saved.step} step{'s' * (saved.step != 1)}",
-                help="resume it, or give another directory",
+                f"{directory}: already holds a run of {saved.step} step{'s' * (saved.step != 1)}",
+                help="set resume=True to continue it, or give another directory",
             )
         saved.expect(self.settings.to_dict(), MAY_DIFFER)
         return saved
@@ -455,14 +457,14 @@ class Trainer:
 
     def _kept(self) -> str:
         steps = [] if self.out is None else steps_in(self.out / "checkpoints")
-        return f"the checkpoint of step {steps[-1]} is whole" if steps else "there is no checkpoint"
+        return f"the checkpoint of step {steps[-1]} is complete" if steps else "there is no checkpoint"
 
     def _stop(self, by: str) -> NoReturn:
         run = self._run
         self._read()
         self._save()
         run.processes.total([0.0])  # nobody leaves before it is written: torchrun ends the others then
-        there = f"{self._kept()}, and a resumed run goes on from it" if self.out is not None else "nothing is saved"
+        there = f"{self._kept()}, and a resumed run continues from it" if self.out is not None else "nothing is saved"
         raise KeyboardInterrupt(f"ended by {by} after step {run.step}: {there}")
 
     def _result(self) -> Result:

@@ -90,7 +90,7 @@ class TrainerSettings:
             or len(betas) != 2
             or not all(_is_number(b) and 0 <= b < 1 for b in betas)
         ):
-            raise UsageError(f"betas={betas!r:.60}: expected two numbers from 0, below 1", argument="betas")
+            raise UsageError(f"betas={betas!r:.60}: expected two numbers, each from 0 to below 1", argument="betas")
         object.__setattr__(self, "betas", (float(betas[0]), float(betas[1])))  # JSON has lists
 
     @property
@@ -111,8 +111,8 @@ class TrainerSettings:
         """
         unknown = sorted(set(content) - {field.name for field in dataclasses.fields(cls)})
         if unknown or "steps" not in content:
-            seen = f"{unknown[0]}: is no setting" if unknown else "no steps"
-            raise UsageError(f"{seen} of a training run", help="see bowline.train.TrainerSettings")
+            seen = f"{unknown[0]}: is not a setting of a training run" if unknown else "the number of steps is missing"
+            raise UsageError(seen, help="see bowline.train.TrainerSettings")
         return cls(**content)
 
     def _check_whole(self, name: str, least: int) -> None:

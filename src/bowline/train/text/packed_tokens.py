@@ -127,7 +127,7 @@ def pack(
     held_out = held_out_documents(survey, share)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())) and _stated(directory) is None:
         raise UsageError(
-            f"{directory}: holds something else, expected packed tokens or nothing", help="give another name"
+            f"{directory}: expected packed tokens or an empty directory, got other files", help="give another directory"
         )
     of_tokenizer = hashlib.blake2b(tokenizer.backend.to_str().encode(), digest_size=16).hexdigest()
     content = {"version": VERSION, "text": survey.fingerprint, "tokenizer": of_tokenizer, "held_out_share": share}
@@ -144,7 +144,9 @@ def pack(
         (stage / "packed.json").write_text(json.dumps(content, indent=2) + "\n")
     made = open_packed(directory)
     if made is None:
-        raise UsageError(f"{directory}: its files are not what was written", help="is another run writing there?")
+        raise UsageError(
+            f"{directory}: its files changed while they were written", help="check whether another run writes there"
+        )
     return made
 
 

@@ -197,7 +197,7 @@ def _known(
 def _lacks(family: str, role: str, names: list[str]) -> NoReturn:
     raise UsageError(
         f"the tokenizer has no {role}{f' ({names[0]})' if names else ''}, which training a {family} needs",
-        help="take a tokenizer of that family, or leave --tokenizer out: one is trained",
+        help="use a tokenizer of that family, or leave --tokenizer out to train one",
     )
 
 
