@@ -54,12 +54,13 @@ def text_pieces(
     cls = class_at(path)
     if not issubclass(cls, GenerationMixin):
         raise UsageError(
-            f"{os.fspath(path)}: a {cls.__name__} has no head for next tokens", help="`bowline fill-mask` is for BERT"
+            f"{os.fspath(path)}: a {cls.__name__} has no head that predicts next tokens",
+            help="for BERT, use `bowline fill-mask`",
         )
     tokenizer = Tokenizer.from_pretrained(path)
     ids = tokenizer.encode(text)
     if not ids:
-        raise UsageError(f"{text!r} has no tokens", help="give a text to go on from")
+        raise UsageError(f"{text!r} has no tokens", help="give a text to continue")
     model = _whole(cls, path, device)
     cross = model.config.is_encoder_decoder
     if not cross and len(ids) > 1 and tokenizer.decode(ids[-1:]) == " ":
@@ -136,7 +137,8 @@ def filled_text(path: str | os.PathLike[str], text: str, *, top_k: int = 5, devi
         cls = BertForMaskedLM
     if issubclass(cls, GenerationMixin) or cls.output_embeddings is None:
         raise UsageError(
-            f"{os.fspath(path)}: a {cls.__name__} has no head for masks", help="`bowline generate` is for GPT-2 and T5"
+            f"{os.fspath(path)}: a {cls.__name__} has no head that predicts masked tokens",
+            help="for GPT-2 and T5, use `bowline generate`",
         )
     tokenizer = Tokenizer.from_pretrained(path)
     return fill_mask(_whole(cls, path, device), text, tokenizer, top_k)
@@ -158,7 +160,8 @@ def _whole(cls: type[Any], path: str | os.PathLike[str], device: str) -> Any:
     model, info = cls.from_pretrained(path, device=device, output_loading_info=True)
     if info.missing_keys:
         raise CheckpointError(
-            f"{os.fspath(path)}: has no {listed(info.missing_keys, 1)}, which {cls.__name__} would draw at random",
-            help="its answers would mean nothing: train the head first, or take a checkpoint that has one",
+            f"{os.fspath(path)}: has no {listed(info.missing_keys, 1)}, which {cls.__name__} would "
+            "initialise at random",
+            help="train these tensors first, or use a checkpoint that has them; random ones give meaningless answers",
         )
     return model

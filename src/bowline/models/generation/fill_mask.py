@@ -55,11 +55,13 @@ def fill_mask(
     ids = torch.as_tensor(given, device=model.device)
     ids = ids[None] if ids.ndim == 1 else ids
     if ids.ndim != 2 or len(ids) != 1:
-        raise UsageError(f"ids {tuple(ids.shape)}: expected those of one text", help="call it for each text")
+        raise UsageError(
+            f"ids {tuple(ids.shape)}: expected the ids of one text", help="call fill_mask once for each text"
+        )
     places = (ids[0] == tokenizer.mask).nonzero()[:, 0]
     if not len(places):
         raise UsageError(
-            f"no {tokenizer.mask_token} in the text", help=f"write {tokenizer.mask_token} where a token is to be found"
+            f"no {tokenizer.mask_token} in the text", help=f"write {tokenizer.mask_token} for each token to predict"
         )
     output = model(ids)
     logits = output.logits if hasattr(output, "logits") else output.prediction_logits
