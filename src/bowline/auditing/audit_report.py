@@ -25,7 +25,7 @@ class AuditReport:
 
     @property
     def clean(self) -> bool:
-        """Whether every finding, if there is one, is informational."""
+        """Whether there are no findings, or only informational ones."""
         return all(finding.severity is Severity.INFO for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:

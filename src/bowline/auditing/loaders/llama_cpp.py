@@ -1,4 +1,4 @@
-"""Predicts what llama.cpp's converter and runtime make of each tie, by the rules in their source, without loading."""
+"""Predicts what llama.cpp's converter and runtime do with each tie, by the rules in their source, without loading."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["llama_cpp"]
 
 
 def llama_cpp(declaration: Declaration, seen: StoredFacts) -> Result:
-    """llama.cpp's converter, then its runtime: most keep a stored head whatever the flag says."""
+    """Predicts llama.cpp's converter and runtime, which keep a stored head of most classes whatever the flag says."""
     architecture = declaration.architecture
     rule = loader_table("llama_cpp")["architectures"].get(architecture)
     for declared in declaration.ties:

@@ -1,4 +1,4 @@
-"""Predicts what transformers 4 and 5 make of each tie: their `tie_weights`, run on facts instead of tensors.
+"""Predicts what transformers 4 and 5 do with each tie, by running the rules of their `tie_weights` on facts.
 
 `make sweep` compares every prediction of this file with a real load.
 """
@@ -18,12 +18,12 @@ Holders = dict[str, str]
 
 
 def transformers_4(declaration: Declaration, seen: StoredFacts) -> Result:
-    """Version 4: a tie that the config asks for is made, whatever the file holds."""
+    """Predicts version 4, which makes every tie that the config asks for, whatever the file holds."""
     return _after_loading("transformers-4", declaration, seen, _tie_whatever_is_stored(_made(declaration, 4)))
 
 
 def transformers_5(declaration: Declaration, seen: StoredFacts) -> Result:
-    """Version 5: a tie is made where the file allows it."""
+    """Predicts version 5, which makes a tie only if the stored tensors allow it."""
     return _after_loading("transformers-5", declaration, seen, _tie_what_agrees(_made(declaration, 5), seen))
 
 
@@ -36,8 +36,10 @@ def _tie_whatever_is_stored(made: Sequence[Tie]) -> Holders:
 
 
 def _tie_what_agrees(made: Sequence[Tie], seen: StoredFacts) -> Holders | None:
-    """Both ends stored: tied if they are equal, else left alone. One end stored: the other is tied to it. Neither:
-    another stored target of the same source takes the source's place. `None` if it depends on values not read.
+    """Which parameter each name holds after version 5 has tied; `None` if it depends on values that were not read.
+
+    If both tensors are stored, they are tied if they are equal. If one is stored, the other is tied to it. If neither
+    is, another stored target of the same source takes the source's place.
     """
     holders: Holders = {}
     there = set(seen.stored)
@@ -78,7 +80,7 @@ def _after_loading(loader: str, declaration: Declaration, seen: StoredFacts, hol
 
 
 def _nested(loader: str, seen: StoredFacts) -> Outcome:
-    """Without a dtype in the config, version 5 asks the first entry for its own."""
+    """The outcome for nested tensors: version 5 fails if the config has no dtype, since it reads the first entry's."""
     if loader == "transformers-5" and not seen.dtype_stated:
         return takes_no_dictionary()
     return Outcome(Fate.RANDOM, "the tensors are in a nested dictionary, so none is found")

@@ -1,4 +1,4 @@
-"""Predicts what vLLM from 0.29 on makes of each tie, by the rules in its source (read in 0.33.0), without loading."""
+"""Predicts what vLLM from 0.29 on does with each tie, by the rules in its source (read in 0.33.0), without loading."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["vllm"]
 
 
 def vllm(declaration: Declaration, seen: StoredFacts) -> Result:
-    """vLLM from 0.29: a stored `lm_head.weight` in safetensors outranks the flag, and is re-tied when it is equal."""
+    """Predicts vLLM from 0.29: a stored `lm_head.weight` in safetensors outranks the flag, and is tied if equal."""
     known = loader_table("vllm")
     architecture = declaration.architecture
     native, backend = architecture in known["architectures"], architecture in known["transformers_backend"]
