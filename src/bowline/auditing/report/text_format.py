@@ -81,10 +81,7 @@ def _state(tie: TieEvidence) -> str:
         return state
     rows, difference = tie.target.shape[0] if tie.target.shape else 1, tie.difference
     pattern = f"; looks like {difference}" if difference.has_pattern else ""
-    return (
-        f"{state}: {difference.rows_differing} of {rows} rows differ, "
-        f"by at most {difference.max_abs_difference:.3g}{pattern}"
-    )
+    return f"{state}: {difference.rows_differing} of {rows} rows differ, {difference.extent}{pattern}"
 
 
 def _geometry(evidence: Evidence) -> Iterator[str]:

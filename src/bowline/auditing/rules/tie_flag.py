@@ -40,7 +40,7 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
             yield Observation(
                 message=(
                     f"{tie.tie.target} and {tie.tie.source} differ in {difference.rows_differing} of "
-                    f"{_rows(tie)} rows (by at most {difference.max_abs_difference:.3g}{pattern}), "
+                    f"{_rows(tie)} rows ({difference.extent}{pattern}), "
                     f"but {tie.declared.flag}"
                 ),
                 help=(
@@ -299,7 +299,7 @@ def bias_diverged(evidence: Evidence) -> Iterator[Observation]:
             yield Observation(
                 message=(
                     f"{tie.tie.target} and {tie.tie.source} are one bias under two names, but differ in "
-                    f"{tie.difference.rows_differing} entries (by at most {tie.difference.max_abs_difference:.3g})"
+                    f"{tie.difference.rows_differing} entries ({tie.difference.extent})"
                 ),
                 help="store the trained bias under both names",
                 tensors=(tie.tie.target, tie.tie.source),
