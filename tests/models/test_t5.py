@@ -533,7 +533,7 @@ def test_what_does_not_fit_is_refused_by_name_and_number() -> None:
         ("label 61: expected 0 to 60", {"input_ids": ids, "labels": torch.full((3, 2), 61)}),
         ("input_ids and encoder_outputs", {"labels": labels}),
         ("decoder_input_ids are missing", {"input_ids": ids}),
-        ("batch of 3 and the decoder of 2", {"input_ids": ids, "labels": labels[:2]}),
+        ("batch of 3 and the decoder one of 2", {"input_ids": ids, "labels": labels[:2]}),
         (r"attention_mask \(3, 5\)", {"input_ids": ids, "labels": labels, "attention_mask": torch.ones(3, 5)}),
         (r"empty batch", {"input_ids": ids[:0], "labels": labels[:0]}),
     ]
