@@ -176,7 +176,7 @@ def test_what_is_not_known_is_said() -> None:
         expected_loss(GPT2, "torch", length=0)
     with pytest.raises(UsageError, match="scales='both'"):
         expected_loss(GPT2, "torch", scales="both")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="says nothing of the any other matrix"):
+    with pytest.raises(UsageError, match="has no distribution for 'any other matrix'"):
         Recipe(name="half", title="", source="", roles={Role.INPUT_EMBEDDING: normal()})
 
 

@@ -179,7 +179,8 @@ def _measured(cls: type[Any], config: Any, recipe: Recipe, seed: int) -> float:
     except RuntimeError as error:  # torch raises it if the model does not fit into memory
         reason = str(error).splitlines()[0]
         raise UsageError(
-            f"{cls.__name__} of {config.vocab_size} tokens cannot be built: {reason}", help="smaller sizes, or draws=0"
+            f"{cls.__name__} of {config.vocab_size} tokens cannot be built: {reason}",
+            help="use smaller sizes, or draws=0 to predict only",
         ) from None
     init_weights(model, recipe, seed=seed)
     return measure_loss(model, length=LENGTH, seed=seed).loss
