@@ -119,7 +119,8 @@ def _failures(run: Run) -> Iterator[str]:
 
 def _footer(run: Run) -> str:
     checkpoints = f"{len(run.reports)} checkpoint{'s' if len(run.reports) != 1 else ''}"
-    unread = f" {len(run.failures)} could not be audited." if run.failures else ""
+    paths = f"{len(run.failures)} path{'s' if len(run.failures) != 1 else ''}"
+    unread = f" {paths} could not be audited." if run.failures else ""
     counts = Counter(finding.severity for finding in run.findings)
     if not run.reports:
         return unread.strip() or "Nothing was audited."
