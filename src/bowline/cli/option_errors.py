@@ -12,7 +12,7 @@ from bowline.errors import BowlineError
 __all__ = ["LOADING", "in_options"]
 
 LOADING = {
-    "add a good one, or give config=": "add a good one",
+    "add a good one, or give config=": "add a valid config.json",
     "build from the checkpoint's own config; ignore_mismatched_sizes=True draws them anew": (
         "use the config.json that was saved with these weights"
     ),
