@@ -142,8 +142,8 @@ def section(name: str) -> list[str]:
         "",
         f"{case.batches[0].upper()}{case.batches[1:]}.",
         "",
-        "| model | s per step | time ratio | peak MB | memory ratio | peak MB, memory given back | memory ratio | loss 1 | "
-        f"loss {STEPS} |",
+        "| model | s per step | time ratio | peak MB | memory ratio | peak MB, memory given back | memory ratio | "
+        f"loss 1 | loss {STEPS} |",
         "|---|---|---|---|---|---|---|---|---|",
         *(
             f"| {one} | {took[one]:.2f} | {took[one] / took[plain]:.2f} | {kept[one]:.0f} | "
