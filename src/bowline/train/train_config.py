@@ -1,4 +1,4 @@
-"""All that `bowline train` can be told, as one frozen record that JSON holds."""
+"""The configuration of `bowline train`: one frozen record, which can be written as JSON."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["TrainConfig"]
 PAD_LOGITS = ("keep", "mask")
 RANDOM_TOKENS = ("all", "ordinary")
 MOST_HIDDEN = 0.9
-"""Of a T5's tokens: with more there is next to nothing to read."""
+"""The largest share of a T5's tokens to mask: with more, the encoder has almost nothing to read."""
 OF_PRESET = ("steps", "length", "batch_size", "accumulation", "learning_rate", "mask_share")
-"""What the size decides where nothing is given."""
+"""Fields that the size sets if they are not given."""
 OF_DRAW = {"head_bias": None, "embedding_rate": 1.0}
-"""What it decides for weights that it draws itself, and what those of a recipe or a checkpoint have instead."""
+"""Fields that the size sets only for its own initial weights, with their values for a recipe or a checkpoint."""
 MAY_CHANGE = MAY_DIFFER | {"device"}
-"""What a resumed run may have otherwise: no weight depends on it but by rounding."""
+"""Fields that a resumed run may change: they affect the weights at most by rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A training run from plain text. `None` is what the size, or the model that is fine-tuned, decides.
+    """A training run from plain text. `None` leaves a field to the size or to the checkpoint that is fine-tuned.
 
     A field with a `help` in its metadata is an option of `bowline train`.
 
@@ -40,29 +40,30 @@ class TrainConfig:
         family: gpt2, bert, t5 or lstm.
         data: "stdlib", files and directories.
         size: nano, small or base.
-        model: keys of the family's config, in place of the size's.
-        vocab_size: of a new tokenizer, exactly; where it is not given, the size's, or as many as the text gives.
-        tokenizer: a directory to take one from.
-        init_from: a checkpoint to fine-tune; its tokenizer is taken with it.
-        tie: whether the head is the embedding; where nothing is said it is, or is what the checkpoint has.
-        untie_at_step: after so many steps the head becomes a matrix of its own.
-        recipe: how the model is drawn (`bowline.recipes`); the family's own way unless it is given.
-        pad_logit: "keep" or "mask": the padding token's logit is -inf, so that its row stays.
-        head_bias: "zero", or "unigram": it begins at the log of how often each token stands in the text.
-        mask_share: of a BERT's or a T5's tokens, how many are asked for.
+        model: keys of the family's config, which replace those of the size.
+        vocab_size: exact number of tokens of a new tokenizer; by default that of the size, or fewer if the text gives
+            fewer.
+        tokenizer: the directory of a tokenizer to use instead of a new one.
+        init_from: a checkpoint to fine-tune, with its tokenizer.
+        tie: whether the head is the embedding; by default it is, or is as in the checkpoint.
+        untie_at_step: the number of steps after which the head gets its own matrix.
+        recipe: how the model is initialised (`bowline.recipes`); by default in the family's own way.
+        pad_logit: "keep" or "mask"; with "mask" the padding token's logit is -inf, so that its row stays as it is.
+        head_bias: "zero" or "unigram"; with "unigram" it starts at the log of each token's frequency in the text.
+        mask_share: the share of a BERT's or a T5's tokens that are to be predicted.
         random_tokens: "all" or "ordinary": see `bowline.train.text.objectives.MaskedBatches`.
-        strict: refuse bytes and files that are no text.
-        held_out_share: of the text, in whole documents.
-        held_out_tokens: that an evaluation reads at most.
-        length: tokens of an input.
-        batch_size: rows of a batch.
+        strict: refuse bytes and files that are not text instead of skipping them.
+        held_out_share: the share of the text that is held out, in whole documents.
+        held_out_tokens: the most tokens that an evaluation reads.
+        length: tokens per input.
+        batch_size: inputs per batch.
         device: cpu, cuda.
         steps, learning_rate, embedding_rate, min_learning_rate, warmup_steps, weight_decay, clip, accumulation, bf16,
             activation_checkpointing, compile, seed, log_every, evaluate_every, save_every, keep: see
-            `TrainerSettings`. `seed` is also that of the model's draws and of the order of the text.
+            `TrainerSettings`. `seed` also determines the initial weights and the order of the text.
 
     Raises:
-        UsageError: a value that means nothing, or two that contradict each other.
+        UsageError: an invalid value, or two that contradict each other.
 
     Example:
         >>> config = TrainConfig(family="gpt2", steps=300)
@@ -254,12 +255,12 @@ class TrainConfig:
 
     @property
     def preset(self) -> Preset:
-        """What the size says."""
+        """The settings of the size."""
         return preset(self.family, self.size)
 
     @property
     def drawn_by(self) -> str | None:
-        """The recipe by which a new model is drawn; `None` for the family's own way, which is transformers'.
+        """The recipe by which a new model is initialised; `None` for the family's own way, which is transformers'.
 
         A T5 with a head of its own is drawn by `t5-mesh`: transformers draws such a head with std 1, and the first loss
         is six times ln V.
@@ -269,7 +270,7 @@ class TrainConfig:
         return self.recipe
 
     def value(self, name: str) -> Any:
-        """A field, or what the size has in its place."""
+        """The value of a field, or that of the size if the field is `None`."""
         value = getattr(self, name)
         if value is not None or name not in (*OF_PRESET, *OF_DRAW):
             return value
@@ -277,7 +278,7 @@ class TrainConfig:
         return OF_DRAW[name] if elsewhere else getattr(self.preset, name)
 
     def settings(self) -> TrainerSettings:
-        """What the loop is told."""
+        """The settings of the training loop."""
         names = {one.name for one in fields(TrainerSettings)} & {one.name for one in fields(self)}
         settings = TrainerSettings(**{name: self.value(name) for name in names})
         if settings.untie_at_step is not None and settings.untie_at_step >= settings.steps:
@@ -288,7 +289,7 @@ class TrainConfig:
         return settings
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: the fields that are not at their defaults, and the family, the data and the size."""
+        """For JSON: the family, data, size and seed, and all fields that differ from their defaults."""
         content = dataclasses.asdict(self) | {"data": list(self.data)}
         always = ("family", "data", "size", "seed")
         return {
@@ -298,16 +299,16 @@ class TrainConfig:
         }
 
     def effective(self) -> dict[str, Any]:
-        """Every field with what it comes to."""
+        """Every field with the value that the run uses."""
         content = dataclasses.asdict(self) | {"data": list(self.data)}
         return content | {name: self.value(name) for name in (*OF_PRESET, *OF_DRAW)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], origin: str = "the configuration") -> Self:
-        """What a JSON object says.
+        """Makes a configuration from a JSON object.
 
         Raises:
-            UsageError: a key that is none of the fields', or a value that means nothing.
+            UsageError: a key that is not a field, or an invalid value.
         """
         known = [one.name for one in fields(cls)]
         for key in content:
@@ -326,11 +327,11 @@ class TrainConfig:
 
     @staticmethod
     def read(path: Path) -> dict[str, Any]:
-        """The content of a file of a configuration.
+        """Reads the JSON file of a configuration.
 
         Raises:
-            UsageError: it cannot be read, or holds no object.
-            FormatError: it is no JSON.
+            UsageError: it cannot be read, or does not hold an object.
+            FormatError: it is not JSON.
         """
         try:
             content = loads(path.read_bytes(), str(path))
@@ -343,11 +344,11 @@ class TrainConfig:
         return content
 
     def dumps(self) -> str:
-        """`to_dict` as text."""
+        """The JSON of `to_dict`."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """What `effective` of another run has otherwise, but for what changes no weight: one line for each.
+        """The differences from `effective` of another run, one line for each, without fields that change no weight.
 
         Example:
             >>> TrainConfig(family="gpt2").differences(TrainConfig(family="gpt2", steps=7, keep=9).effective())
