@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from bowline.errors import TieError, UsageError
-from bowline.nn.guards.trainer_callbacks import lightning_callback, trainer_callback
+from bowline.nn.guards.trainer_callbacks import CallbackHooks, lightning_callback, trainer_callback
 from bowline.nn.ties.declared_ties import Ties, as_ties, declared_ties
 from bowline.nn.ties.optimizer_groups import expect_groups
 from bowline.nn.ties.shared_parameters import find_ties
@@ -25,15 +25,17 @@ WAY_OUT = (
 )
 
 
-class TieGuard:
+class TieGuard(CallbackHooks):
     """Raises at the step at which a tie of `model` stops being one `Parameter`.
 
     What breaks a tie in the middle of a run breaks it silently: `model.lm_head = nn.Linear(...)`,
     `load_state_dict(assign=True)`, a parametrization, `to_empty`. `ties` are those that are declared or shared now,
     unless they are given. Both ends are looked up by name from `model` at every check, and compared by identity: a
     check costs a few microseconds, whatever the model's size. The guard holds the model that it was given, so it goes
-    on working when that model is wrapped later (DDP, `torch.compile`, accelerate). `optimizer` is looked at when the
-    guard is made, and again to explain a broken tie.
+    on working when that model is wrapped later (DDP, `torch.compile`, accelerate). `optimizer` is looked at when the guard is made, and again to
+    explain a broken tie.
+
+    The guard is a callback itself, `callbacks=[guard]`, of transformers' `Trainer` and of Lightning's.
 
     Raises:
         TieError: there is no tie to guard, or one that does not hold now.
