@@ -64,8 +64,8 @@ def test_both_ends_swapped_for_the_same_values_are_one_new_parameter() -> None:
 @pytest.mark.parametrize(
     ("swap", "story"),
     [
-        (SWAPS["head-module"], r"the module of head\.weight was replaced \(was Linear, is now Linear\)"),
-        (SWAPS["embedding-module"], r"the module of emb\.weight was replaced \(was Embedding, is now Embedding\)"),
+        (SWAPS["head-module"], r"the module of head\.weight was replaced by another Linear"),
+        (SWAPS["embedding-module"], r"the module of emb\.weight was replaced by another Embedding"),
         (SWAPS["head-parameter"], "one end was assigned another parameter"),
     ],
     ids=["head-module", "embedding-module", "head-parameter"],
@@ -78,6 +78,16 @@ def test_what_was_swapped_for_other_values_is_refused_and_named(
         with keep_tied(model):
             swap(model, torch.randn(11, 4))
     assert "load_state_dict" not in vars(model)
+
+
+def test_a_class_of_the_same_name_is_told_from_the_one_it_replaced() -> None:
+    class Linear(nn.Linear):
+        pass
+
+    model = lm()
+    kinds = r"\(was torch\.nn\.modules\.linear\.Linear, is now tests\..*<locals>\.Linear\)"
+    with pytest.raises(TieError, match=f"was replaced {kinds}"), keep_tied(model):
+        model.head = Linear(4, 11, bias=False)
 
 
 @pytest.mark.parametrize(("policy", "kept"), [("source", "emb"), ("target", "head")])

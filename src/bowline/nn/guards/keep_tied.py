@@ -280,5 +280,10 @@ def _replaced(model: nn.Module, before: Slot) -> str:
 
 
 def _replacement(before: Slot, module: nn.Module) -> str:
-    kinds = f"was {type(before.module).__name__}, is now {type(module).__name__}"
-    return f"the module of {before.name} was replaced ({kinds})"
+    replaced = f"the module of {before.name} was replaced"
+    old, new = type(before.module), type(module)
+    if old is new:
+        return f"{replaced} by another {new.__name__}"
+    if old.__name__ != new.__name__:
+        return f"{replaced} (was {old.__name__}, is now {new.__name__})"
+    return f"{replaced} (was {old.__module__}.{old.__qualname__}, is now {new.__module__}.{new.__qualname__})"

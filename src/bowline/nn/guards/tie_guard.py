@@ -32,8 +32,8 @@ class TieGuard(CallbackHooks):
     `load_state_dict(assign=True)`, a parametrization, `to_empty`. `ties` are those that are declared or shared now,
     unless they are given. Both ends are looked up by name from `model` at every check, and compared by identity: a
     check costs a few microseconds, whatever the model's size. The guard holds the model that it was given, so it goes
-    on working when that model is wrapped later (DDP, `torch.compile`, accelerate). `optimizer` is looked at when the guard is made, and again to
-    explain a broken tie.
+    on working when that model is wrapped later (DDP, `torch.compile`, accelerate). `optimizer` is looked at when the
+    guard is made, and again to explain a broken tie.
 
     The guard is a callback itself, `callbacks=[guard]`, of transformers' `Trainer` and of Lightning's.
 
