@@ -86,7 +86,7 @@ def prepared(name: str, kind: str, way: str, mode: str) -> Any:
         with torch.no_grad():
             for tensor in model.parameters():
                 if tensor.requires_grad:
-                    tensor += 0.01 * torch.randn_like(tensor)
+                    tensor.add_(torch.randn_like(tensor), alpha=0.01)
     if way == WAYS[2]:
         use_tied_loss(model)
     if mode == "checkpointing":

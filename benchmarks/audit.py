@@ -69,9 +69,9 @@ def _large(workspace: Path) -> list[str]:
     return [
         f"## {SHARDS} shards, {total / 1e9:.1f} GB, of which {vocabulary / 1e9:.2f} GB of vocabulary",
         "",
-        "| what | median | against |",
+        "| measurement | median | compared with |",
         "|---|---|---|",
-        f"| headers alone | {header:.3f} s | `python -c pass` {nothing:.3f} s: {header - nothing:+.3f} s |",
+        f"| headers only | {header:.3f} s | `python -c pass` {nothing:.3f} s: {header - nothing:+.3f} s |",
         *rows,
         f"| peak anonymous memory, with values | {max(memory):.0f} MB | |",
         "",
@@ -178,11 +178,11 @@ def _beside_transformers(workspace: Path) -> list[str]:
     return [
         f"## A model of {size / 1e9:.2f} GB (GPT-2 medium, untied)",
         "",
-        "| what | time | peak anonymous memory |",
+        "| method | time | peak anonymous memory |",
         "|---|---|---|",
         f"| `bowline audit` | {audit:.2f} s | {audit_mb:.0f} MB |",
         f"| transformers `from_pretrained`, then compare | {load:.2f} s | {load_mb:.0f} MB |",
         f"| ratio | {load / audit:.1f} | {load_mb / audit_mb:.1f} |",
         "",
-        "3 rounds, interleaved. The audit also says rows, geometry and loaders; the load only whether both are equal.",
+        "3 rounds, interleaved. The audit also checks rows, geometry and loaders; the load only equality.",
     ]

@@ -55,13 +55,13 @@ def run() -> str:
     modules, parameters = sum(1 for _ in model.modules()), sum(1 for _ in model.parameters())
     return "\n".join(
         [
-            "# A guard of ties: one check",
+            "# One check of ties",
             "",
             machine(["bowline", "torch"]),
             "",
             f"## A model of {modules} modules and {parameters} parameters",
             "",
-            "| check | median | against the guard with one tie |",
+            "| check | median | ratio to the guard with one tie |",
             "|---|---|---|",
             *(f"| {name} | {1e6 * seconds:.2f} µs | {seconds / guard:.1f} |" for name, seconds in medians.items()),
             "",

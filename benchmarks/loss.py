@@ -365,7 +365,7 @@ def table(name: str, dtype: str, rounds: int = ROUNDS, memory: bool = True) -> s
     lines = [
         f"## {case.name}, {dtype}: V {case.size}, D {case.width}, N {case.rows}",
         "",
-        "| variant | ms | of the floor | of the best peer | peak MiB |",
+        "| variant | ms | ratio to the floor | ratio to the best peer | peak MiB |",
         "|---|---|---|---|---|",
     ]
     digits = 1 if DEVICE == "cuda" else 0
@@ -382,9 +382,10 @@ def run() -> str:
     return "\n\n".join(
         [
             "# The tied loss: both ends of the vocabulary in a training step",
-            f"Medians of {ROUNDS} interleaved rounds: each variant in its turn after the floor, of which its ratio is; "
-            f"of two steps the second is timed. {torch.get_num_threads()} threads. The floor is {FLOORS[0]}. "
-            f"Memory: peak of a step above the resident matrix{', in a process of its own' * (DEVICE == 'cpu')}.",
+            f"Medians of {ROUNDS} interleaved rounds. Each variant runs directly after the floor, and its ratio is to "
+            f"that run. Each takes two steps, and the second is timed. {torch.get_num_threads()} threads. The floor is "
+            f"{FLOORS[0]}. Memory: peak of a step above the resident matrix"
+            f"{', each variant in its own process' * (DEVICE == 'cpu')}.",
             _machine(),
             *(table(name, dtype) for name in LARGE for dtype in DTYPES),
         ]

@@ -140,7 +140,7 @@ def seconds(case: Case, rounds: int = ROUNDS) -> dict[str, float]:
     if case.task == "step":
         torch.testing.assert_close(*results, rtol=1e-5, atol=0.0)
     elif not torch.equal(*results):
-        raise RuntimeError(f"{case.name}: the two libraries generate other tokens")
+        raise RuntimeError(f"{case.name}: the two libraries generate different tokens")
     times: dict[str, list[float]] = {library: [] for library in LIBRARIES}
     for number in range(rounds + 1):  # the first round, in which dropout is warmed up, does not count
         for library in LIBRARIES if number % 2 else reversed(LIBRARIES):
@@ -189,9 +189,9 @@ def run() -> str:
     return "\n\n".join(
         [
             "# Training and generation, beside transformers",
-            "The same weights, float32, transformers with the attention it picks (sdpa). Time: median of "
+            "The same weights, float32, transformers with its default attention (sdpa). Time: median of "
             f"{ROUNDS} interleaved rounds, {torch.get_num_threads()} threads. Memory: peak resident memory above the "
-            "resident model, gradients included, each in a process of its own.",
+            "resident model, gradients included, each in its own process.",
             machine(["bowline", "torch", "transformers"]),
             table("A training step: forward, backward, dropout", steps),
             table(f"Greedy generation, {NEW_TOKENS} new tokens, with the cache", texts),

@@ -138,7 +138,7 @@ def table(title: str, results: dict[str, tuple[float, float]], reference: str) -
     lines = [
         f"## {title}",
         "",
-        "| task | median s | of the reference's time | peak anonymous MB |",
+        "| task | median s | ratio to the reference | peak anonymous MB |",
         "|---|---|---|---|",
     ]
     for name, (seconds, megabytes) in results.items():
@@ -166,7 +166,7 @@ def run() -> str:
     return "\n\n".join(
         [
             "# Loading and saving a checkpoint",
-            f"{what}; {ROUNDS} interleaved rounds ({MANY_ROUNDS} where nothing but the loading is timed).",
+            f"{what}; {ROUNDS} interleaved rounds ({MANY_ROUNDS} for cases that time only the loading).",
             machine(["bowline", "torch", "transformers", "safetensors"]),
             table("From a path to a model", loads, first),
             table("From a path to a model, every parameter touched", touched, first),

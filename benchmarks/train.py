@@ -246,7 +246,7 @@ def table(dtype: str, names: Sequence[str] = tuple(CONTENDERS)) -> str:
     lines = [
         f"## {dtype}: batches of {BATCH} x {LENGTH} tokens",
         "",
-        f"| loop | s a step | tokens/s | throughput, of {peer} | peak MB | memory, of {peer} |",
+        f"| loop | s per step | tokens/s | throughput / {peer} | peak MB | memory / {peer} |",
         "|---|---|---|---|---|---|",
     ]
     for name, seconds in took.items():
@@ -262,7 +262,7 @@ def run() -> str:
     return "\n\n".join(
         [
             "# Training GPT-2 small: steps of a loop",
-            f"Four processes that take turns, step by step: medians of steps {LEFT_OUT + 1} and later; "
+            f"Four processes take turns, step by step. Medians of steps {LEFT_OUT + 1} and later; "
             f"{torch.get_num_threads()} threads. Memory: the process's peak above what is resident with the model.",
             machine(["bowline", "torch", "transformers", "accelerate"]),
             *(table(dtype) for dtype in STEPS),

@@ -77,7 +77,7 @@ def run() -> str:
     return "\n\n".join(
         [
             "# Training GPT-2 small: where a step goes",
-            f"One profiled step each, step {LEFT_OUT + 1}: what the operators took themselves, by kind.",
+            f"One profiled step each, step {LEFT_OUT + 1}: the operators' own time, by kind.",
             machine(["bowline", "torch", "transformers", "accelerate"]),
             *(table(dtype) for dtype in STEPS),
         ]

@@ -142,7 +142,8 @@ def section(name: str) -> list[str]:
         "",
         f"{case.batches[0].upper()}{case.batches[1:]}.",
         "",
-        f"| model | s a step | time | peak MB | memory | peak MB, given back | memory | loss 1 | loss {STEPS} |",
+        "| model | s per step | time ratio | peak MB | memory ratio | peak MB, memory given back | memory ratio | "
+        f"loss 1 | loss {STEPS} |",
         "|---|---|---|---|---|---|---|---|---|",
         *(
             f"| {one} | {took[one]:.2f} | {took[one] / took[plain]:.2f} | {kept[one]:.0f} | "
@@ -151,7 +152,7 @@ def section(name: str) -> list[str]:
             for one in VARIANTS
         ),
         "",
-        f"The losses of a step are at most {apart:.1e} of the loss apart.",
+        f"The losses of a step differ by at most {apart:.1e} of the loss.",
         "",
     ]
 

@@ -116,7 +116,7 @@ def test_command_finds_everything_loads_nothing_heavy_and_leaves_nothing_behind(
         env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "every one as expected" in done.stdout
+    assert "all as expected" in done.stdout
     assert "not audited: openai-community/gpt2" in done.stdout
     for case in CASES:
         assert case.title in done.stdout
@@ -144,7 +144,7 @@ def test_missed_code_and_unexpected_code_are_named(tmp_path: Path) -> None:
     missed = Case(name="a", title="A", story="", build=layouts.gpt2, expected=frozenset({"BW101"}))
     unexpected = Case(name="b", title="B", story="", build=faults.flag_flipped)
     run, text = told(tmp_path, (missed, unexpected))
-    assert run.problems == ["B: found BW102, which was not expected", "A: expected BW101, found none"]
+    assert run.problems == ["B: found BW102 unexpectedly", "A: expected BW101, found none"]
     for problem in run.problems:
         assert f"NOT AS EXPECTED: {problem}" in text
 
@@ -158,7 +158,7 @@ def test_command_exits_with_1_on_a_problem(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("width", [80, 100, 118, 160])
 def test_table_keeps_each_fate_whole(width: int, tmp_path: Path) -> None:
     _, text = told(tmp_path, (BY_NAME["t5-v1.1-saved-again"], BY_NAME["gpt2-flag-flipped"]), width)
-    table = text.partition("== What each loader makes of it ==")[2]
+    table = text.partition("== What each loader does with each checkpoint ==")[2]
     assert all(len(line) <= width for line in table.splitlines() if "bowline explain" not in line)
     for word in ("TARGET_MISSING", "DIVERGED", "dropped", "random", "refused", "BW101", "BW109", "llama.cpp"):
         assert word in table
@@ -167,7 +167,7 @@ def test_table_keeps_each_fate_whole(width: int, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_hub", "nothing_trained")
 def test_trained_checkpoint_that_is_not_installed_is_left_out(tmp_path: Path) -> None:
     run, text = told(tmp_path, ())
-    assert "not installed, and left out: `make demo` fetches it" in text
+    assert "skipped: not installed; `make demo` installs it" in text
     assert not run.problems
 
 
@@ -311,5 +311,5 @@ def test_the_families_are_shown_tied_and_untied(capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     assert audit_demo.problems == []
     assert all(name in text for name in FAMILIES)
-    assert "named_parameters() lists nothing of it" in text
+    assert "named_parameters() lists nothing for it" in text
     assert "pad_logit='mask': 0.000 -> 0.000" in text

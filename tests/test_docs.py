@@ -17,14 +17,15 @@ from bowline.demo import faults, layouts
 from bowline.tie import TieState
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FRONT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "README.md"]
+PAGES = FRONT + [page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in FRONT]
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_blocks_run_and_print_the_lists_that_they_show(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,7 +75,38 @@ def test_every_state_and_every_fate_is_documented() -> None:
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
 def test_every_rule_has_a_whole_page(rule: Rule) -> None:
-    assert all(part in rule.page for part in ("\n\nWhat: ", "\n\nWhy it hurts: ", "\n\nExample: ", "\n\nMend: "))
+    assert all(part in rule.page for part in ("\n\nWhat: ", "\n\nWhy it hurts: ", "\n\nExample: ", "\n\nFix: "))
+
+
+def test_readme_shows_what_check_ties_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = (block for block in blocks(ROOT / "README.md", "python") if "keep_tied" in block)
+    exec(compile(block, "README.md", "exec"), {})
+    shown = re.findall(r"^print\(bowline\.check_ties\(model, ties\)\)  # (.*)$", block, re.MULTILINE)
+    assert len(shown) == 2
+    assert capsys.readouterr().out.splitlines() == shown
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(\s*((?!https?:)[^)\s]+)\)", page.read_text(encoding="utf-8"))
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES[len(FRONT) :], ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_says_at_its_top_whether_it_is_guide_reference_or_notes(page: Path) -> None:
+    title, _, kind, *_ = page.read_text(encoding="utf-8").splitlines()
+    assert title.startswith("# ")
+    assert re.match(r"\*\*(Guide|Reference|Notes)\*\*: ", kind)
 
 
 def test_readme_names_only_targets_that_the_makefile_has() -> None:
@@ -83,10 +115,25 @@ def test_readme_names_only_targets_that_the_makefile_has() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+def test_contributing_names_only_places_that_the_tree_has() -> None:
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where a change goes")[2]
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    house = ROOT / "src" / "bowline"
+    assert len(rows) > 20
+    for row in rows[1:]:
+        cell = row.strip("| ").rpartition(" | ")[2]
+        places = re.findall(r"`([\w./]+(?:/|\.py|\.json))`", cell.replace("NAME", "gpt2"))
+        assert places, row
+        nearby = [ROOT, house, *(house / place for place in places if place.endswith("/"))]
+        nearby += [(house / place).parent for place in places]
+        for place in places:
+            assert any((base / place).exists() for base in nearby), place
+
+
 def test_the_predictions_for_t5_are_those_that_init_loss_prints() -> None:
     from bowline.study.initial_loss import compare
 
-    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "notes" / "t5-first-loss.md").read_text(encoding="utf-8")
     shown = re.findall(r"^\| `(\S+)` \| (\w+) \| ([\d.]+) \| .*? \| (.*)\. \|$", page, re.MULTILINE)
     rows = list(compare("t5", draws=0))
     ends = ["tied" if row.tied else "untied" for row in rows]
@@ -101,7 +148,7 @@ def test_every_option_and_every_key_of_training_is_on_its_page() -> None:
     from bowline.cli import app
     from bowline.train.train_config import TrainConfig
 
-    page = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "train-options.md").read_text(encoding="utf-8")
     verb = get_command(app).commands["train"]  # type: ignore[attr-defined]
     options = [option for param in verb.params for option in (*param.opts, *param.secondary_opts)]
     assert len(options) > 30

@@ -351,7 +351,7 @@ def test_explain_prints_the_page_of_a_code_in_either_case() -> None:
     result = bowline("explain", "bw101")
     assert result.exit_code == 0
     assert result.output.startswith("BW101 tied-but-diverged (error)\n\n")
-    assert "Mend: `bowline audit --fix`" in result.output
+    assert "Fix: `bowline audit --fix`" in result.output
 
 
 def test_explain_without_a_code_lists_all_of_them() -> None:

@@ -88,7 +88,7 @@ def test_the_fate_of_gpt2s_head(tmp_path: Path, tensors: Any, config: Any, expec
 def test_a_head_that_version_4_overwrites_with_nothing_is_not_said_to_be_missing(tmp_path: Path) -> None:
     found = outcomes(tmp_path, {HEAD: table()}, GPT2)["transformers-4"]
     assert found is not None
-    assert found.reason == f"tie_word_embeddings: true: overwritten by {WTE}, which is not stored"
+    assert found.reason == f"tie_word_embeddings is true: overwritten by {WTE}, which is not stored"
 
 
 def test_every_outcome_has_a_reason_that_is_one_phrase(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_a_target_whose_values_serve_both_ends_is_not_called_equal(tmp_path: Pat
     tensors = {"lm_head.bias": np.zeros(64, np.float32), "lm_head.decoder.bias": np.ones(64, np.float32)}
     config = {**BERT, "architectures": ["RobertaForMaskedLM"], "tie_word_embeddings": False}
     found = outcomes(tmp_path, tensors, config, "lm_head.decoder.bias")
-    assert found["transformers-4"] == Outcome(TIED, "always tied: lm_head.decoder.bias serves both")
-    assert found["transformers-5"] == Outcome(KEPT, "tie_word_embeddings: false: loaded as stored")
+    assert found["transformers-4"] == Outcome(TIED, "always tied: lm_head.decoder.bias is used for both")
+    assert found["transformers-5"] == Outcome(KEPT, "tie_word_embeddings is false: loaded as stored")
 
 
 # --- configs that versions read differently -------------------------------------------------------------------------
@@ -301,12 +301,12 @@ def test_vllm_looks_into_safetensors_only(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GPT2))
     found = audit(tmp_path).evidence.outcomes["vllm"][HEAD]
     assert found is not None
-    assert (found.fate, found.reason.endswith("only safetensors are looked into")) == (DROPPED, True)
+    assert (found.fate, found.reason.endswith("only in safetensors files")) == (DROPPED, True)
 
 
 def test_vllm_refuses_a_class_that_it_does_not_have(tmp_path: Path) -> None:
     found = outcomes(tmp_path, {"model.shared.weight": table()}, BART)["vllm"]
-    assert found == Outcome(REFUSED, "vLLM has no BartForConditionalGeneration")
+    assert found == Outcome(REFUSED, "vLLM has no class BartForConditionalGeneration")
 
 
 def test_vllm_always_ties_some_classes(tmp_path: Path) -> None:

@@ -362,6 +362,12 @@ def test_concise_is_a_line_for_each_finding_and_one_that_counts(tmp_path: Path) 
     assert lines[2] == "Found 1 error, 1 warning in 1 checkpoint; 1 fixable with --fix."
 
 
+def test_codes_of_an_unknown_scale_differ_by_an_unknown_amount(tmp_path: Path) -> None:
+    text = render("full", report(tmp_path, "codes"))
+    assert "DIVERGED: 64 of 64 rows differ, by an unknown amount" in text
+    assert "differ in 64 of 64 rows (by an unknown amount), but tie_word_embeddings is true" in text
+
+
 @pytest.mark.parametrize("inside", ["", "model.safetensors", "config.json"])
 def test_a_place_is_the_file_that_the_finding_is_about(tmp_path: Path, inside: str) -> None:
     write(tmp_path, {WTE: table(), HEAD: OWN}, GPT2)
@@ -388,8 +394,8 @@ def test_without_values_the_text_says_that_they_were_not_read(tmp_path: Path) ->
     ("name", "said"),
     [
         ("no tie", "none: the class has no head to tie"),
-        ("no config", "none: the class is not known, and names and shapes show none"),
-        ("an unknown class", "none: the class is not in the table, and names and shapes show none"),
+        ("no config", "none: the class is unknown, and names and shapes show none"),
+        ("an unknown class", "none: Bowline does not know the class, and names and shapes show none"),
     ],
 )
 def test_where_there_is_no_tie_the_text_says_why(tmp_path: Path, name: str, said: str) -> None:

@@ -350,7 +350,7 @@ def pickled(directory: Path, *, under: str | None) -> Path:
 def test_bw314_tensors_in_a_dictionary_of_the_pickle(tmp_path: Path, key: str) -> None:
     found = one(pickled(tmp_path, under=key), "BW314")
     assert (found.severity, found.file, found.fixable) == (Severity.ERROR, "pytorch_model.bin", False)
-    assert found.message == f"pytorch_model.bin: the tensors lie under {key!r}, expected at the top"
+    assert found.message == f"pytorch_model.bin: the tensors are nested under {key!r}, expected at the top level"
 
 
 def test_bw314_is_said_of_a_shard(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from bowline.errors import UsageError
 from tests.checkpoints import BERT, GPT2, HEAD, UNKNOWN, WTE, codes, findings, one, table, tied_gpt2, write
 
 CODES = [one_rule.code for one_rule in all_rules()]
-SECTIONS = ("What:", "Why it hurts:", "Example:", "Mend:")
+SECTIONS = ("What:", "Why it hurts:", "Example:", "Fix:")
 HERE = Path(__file__).parent
 THREAD = re.compile(r"[\w.-]+/[\w.-]+#\d+")
 
@@ -66,7 +66,7 @@ def test_bw403_a_class_that_nobody_knows(tmp_path: Path) -> None:
     tensors = {"model.embed_tokens.weight": table(), HEAD: table(seed=1)}
     found = one(write(tmp_path, tensors, {**UNKNOWN, "tie_word_embeddings": False}), "BW403")
     assert (found.severity, found.file) == (Severity.INFO, "config.json")
-    assert "HomemadeForCausalLM is not in the table" in found.message
+    assert "Bowline does not know HomemadeForCausalLM" in found.message
     assert "lm_head.weight <- model.embed_tokens.weight" in found.message
 
 
@@ -123,7 +123,7 @@ def test_every_page_has_its_sections_in_order_and_names_threads_as_owner_repo_nu
     assert -1 not in positions
     assert positions == sorted(positions)
     assert described.summary.endswith(".")
-    _, _, threads = described.page.partition("\nThreads: ")
+    _, _, threads = described.page.partition("\nReported in: ")
     assert all(THREAD.fullmatch(thread.strip()) for thread in threads.split(",") if threads)
 
 
@@ -144,7 +144,7 @@ def test_select_and_ignore_take_beginnings_in_either_case() -> None:
 
 @pytest.mark.parametrize("wrong", ["BW9", "X", "", "BW1011"])
 def test_a_beginning_that_no_code_has_is_an_error(wrong: str) -> None:
-    with pytest.raises(UsageError, match="neither a code nor the beginning of one"):
+    with pytest.raises(UsageError, match="matches no rule, expected a code such as BW101 or a prefix such as BW2"):
         select_rules([wrong])
 
 

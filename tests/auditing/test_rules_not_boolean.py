@@ -24,8 +24,7 @@ def test_bw114_a_flag_that_is_neither_true_nor_false(tmp_path: Path, shown: str)
     assert found.flag_from_bytes is True
     read_as = "true" if value else "false"
     assert (
-        found.message
-        == f"tie_word_embeddings is {shown}, expected true or false; transformers 4 takes it for {read_as}"
+        found.message == f"tie_word_embeddings is {shown}, expected true or false; transformers 4 reads it as {read_as}"
     )
 
 

@@ -42,7 +42,7 @@ def test_bw201_a_bias_left_behind_by_a_resize(tmp_path: Path) -> None:
     tensors = {"model.shared.weight": table(), "final_logits_bias": np.zeros((1, 72), np.float32)}
     found = one(write(tmp_path, tensors, BART), "BW201")
     assert found.tensors == ("final_logits_bias",)
-    assert found.help == "resize every vocabulary tensor alike"
+    assert found.help == "resize all vocabulary tensors alike"
 
 
 def test_bw201_the_size_in_a_nested_config_counts(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_bw208_short_rows_that_point_one_way(tmp_path: Path) -> None:
     path = write(tmp_path, {WTE: partly_trained(100, common=1.0)}, {**GPT2, "vocab_size": 1024})
     found = one(path, "BW208")
     assert (found.severity, found.tensors) == (Severity.INFO, (WTE,))
-    assert "100 rows (9.8%) that look never trained (0-99)" in found.message
+    assert "100 rows (9.8%) that look untrained (0-99)" in found.message
 
 
 def test_bw208_is_not_said_of_short_rows_that_point_every_way(tmp_path: Path) -> None:

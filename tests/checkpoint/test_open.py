@@ -89,7 +89,7 @@ def test_a_path_that_was_mistyped_and_looks_like_a_name_on_the_hub_is_said_not_t
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     kind = UsageError if ".." in name else RemoteError
-    with pytest.raises(kind, match=f"{re.escape(name)}.*; and there is no such path here"):
+    with pytest.raises(kind, match=f"{re.escape(name)}.*; and no local path has this name"):
         open_checkpoint(name)
 
 
@@ -236,5 +236,5 @@ def test_json_that_is_not_there_is_none_and_bad_json_is_an_error(tmp_path: Path)
 
 
 def test_bits_have_to_be_as_wide_as_their_dtype() -> None:
-    with pytest.raises(UsageError, match="BF16 from patterns of uint8"):
+    with pytest.raises(UsageError, match="the bit patterns for BF16 are uint8"):
         Bits("BF16", np.zeros(2, np.uint8))

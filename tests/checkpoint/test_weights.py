@@ -217,7 +217,7 @@ def test_shards_without_an_index_of_which_none_can_be_read_are_an_error(tmp_path
 
 
 def test_a_checkpoint_whose_every_shard_lies_outside_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"climbs out with '\.\.'"):
+    with pytest.raises(CheckpointError, match=r"leaves the directory with '\.\.'"):
         read(shards(tmp_path, {}, {WTE: "../model.safetensors"}))
 
 

@@ -165,12 +165,17 @@ def refused(*arguments: str) -> str:
 
 def test_what_cannot_run_says_why(gpt2: Path, tmp_path: Path) -> None:
     where = str(gpt2)
-    assert "no head for masks" in refused("fill-mask", where, "a [MASK]")
+    assert "no head that predicts masked tokens" in refused("fill-mask", where, "a [MASK]")
     assert "has no tokens" in refused("generate", where, "")
-    assert "--seed 1, and nothing is drawn" in refused("generate", where, TEXT, "--seed", "1")
+    assert "--seed 1: has no effect, because no token is drawn" in refused("generate", where, TEXT, "--seed", "1")
+    assert "--seed -9223372036854775809: expected" in refused(
+        "generate", where, TEXT, "--temperature", "1", "--seed", str(-(2**63) - 1)
+    )
     assert "--top-p 2.0" in refused("generate", where, TEXT, "--top-p", "2")
-    assert "device 'nowhere'" in refused("generate", where, TEXT, "--device", "nowhere")
-    assert "device 'meta': holds no numbers" in refused("generate", where, TEXT, "--device", "meta")
+    assert "--device 'nowhere'" in refused("generate", where, TEXT, "--device", "nowhere")
+    assert "--device 'meta': tensors on this device have no values" in refused(
+        "generate", where, TEXT, "--device", "meta"
+    )
     assert r"'\udcff': expected a text" in refused("generate", where, "\udcff")  # what a byte that is not UTF-8 becomes
     assert "--length-penalty 1000000000.0: expected" in refused(
         "generate", where, TEXT, "--num-beams", "2", "--length-penalty", "1e9"
@@ -180,7 +185,7 @@ def test_what_cannot_run_says_why(gpt2: Path, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     assert "no tokenizer" in refused("generate", str(tmp_path), TEXT)
     GPT2Model(model.config).save_pretrained(tmp_path)
-    assert "no head for next tokens" in refused("generate", str(tmp_path), TEXT)
+    assert "no head that predicts next tokens" in refused("generate", str(tmp_path), TEXT)
 
 
 def test_an_error_names_the_options_and_not_the_librarys_arguments(gpt2: Path) -> None:
@@ -229,10 +234,13 @@ def test_without_a_number_there_are_forty_new_tokens_or_as_many_as_there_are_pos
 def test_what_bert_cannot_do_says_why(bert: Path) -> None:
     assert "no [MASK] in the text" in refused("fill-mask", str(bert), "the knot")
     assert "--top-k 0: expected" in refused("fill-mask", str(bert), "the [MASK]", "--top-k", "0")
-    assert "device 'meta': holds no numbers" in refused("fill-mask", str(bert), "the [MASK]", "--device", "meta")
+    assert "--top-k 0: expected a whole number from 1" in refused("fill-mask", str(bert), "the [MASK]", "--top-k", "0")
+    assert "--device 'meta': tensors on this device have no values" in refused(
+        "fill-mask", str(bert), "the [MASK]", "--device", "meta"
+    )
     with pytest.raises(UsageError, match="top_k=True: expected a whole number"):
         filled_text(bert, "the [MASK]", top_k=True)
-    assert "no head for next tokens" in refused("generate", str(bert), TEXT)
+    assert "no head that predicts next tokens" in refused("generate", str(bert), TEXT)
 
 
 @pytest.mark.parametrize("verb", ["generate", "fill-mask"])
@@ -262,6 +270,6 @@ def test_a_head_that_is_not_in_the_file_is_not_drawn_to_answer_with(bert: Path, 
     config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["BertForMaskedLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(
-        CheckpointError, match=r"has no cls\.predictions\..* which BertForMaskedLM would draw at random"
+        CheckpointError, match=r"has no cls\.predictions\..* which BertForMaskedLM would initialise at random"
     ):
         filled_text(tmp_path, "the [MASK] holds")

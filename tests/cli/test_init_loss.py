@@ -58,8 +58,11 @@ def test_the_plot_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--recipe", "none"], "the recipe 'none': expected one of"),
-        (["--recipe", "transformers-t5-forced-tie", "--untied"], "not for a head that is untied"),
+        (["--recipe", "none"], "--recipe 'none': expected one of"),
+        (
+            ["--recipe", "transformers-t5-forced-tie", "--untied"],
+            "--recipe transformers-t5-forced-tie: not for an untied head",
+        ),
         (["--vocab-size", "0"], "--vocab-size 0: expected at least 2"),
     ],
 )

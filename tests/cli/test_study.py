@@ -37,7 +37,7 @@ def test_each_answer_is_printed_with_its_seconds(tmp_path: Path) -> None:
     result = run("toy", "--quick", "--out", str(tmp_path))
     assert result.exit_code == 0
     assert re.match(r"toy \(\d+ s\)\n  How much\?\n  They are \[2, 4\]. That is all.\n", result.stdout)
-    assert f"1 question in {tmp_path}/study.md" in result.stdout
+    assert "answered 1 question in " in result.stdout and f"the report: {tmp_path}/study.md" in result.stdout
     assert result.stderr == ""  # nothing but the answers in a pipe
 
 

@@ -74,7 +74,7 @@ def test_what_is_given_comes_before_the_file(config: Path, tmp_path: Path) -> No
 def test_a_run_goes_on(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run("--config", config, "--out", out)
-    with pytest.raises(UsageError, match="holds a run"):
+    with pytest.raises(UsageError, match="already holds a run"):
         run("--config", config, "--out", out)
     assert "after 4 steps" in run("--config", config, "--out", out, "--resume").stdout
     with pytest.raises(UsageError, match="steps was 4 and is 9"):
@@ -88,17 +88,19 @@ def test_wrong_options_are_errors_of_ours(config: Path, data: Path, tmp_path: Pa
         ([], "no family: expected one of"),
         (["--family", "gpt2", "--head-bias", "unigram"], "the head of a gpt2 has no bias"),
         (["--family", "gpt2", "--recipe", "t6"], "--recipe 't6'"),
-        (["--family", "gpt2", "--data", str(tmp_path / "none")], "none: is not there"),
+        (["--family", "gpt2", "--data", str(tmp_path / "none")], "none: does not exist"),
         (["--config", str(tmp_path / "none.json")], "none.json: cannot be read"),
-        (["--config", str(config), "--device", "abacus"], "device 'abacus'"),
-        (["--config", str(config), "--length", "90000"], "expected at least one window"),
+        (["--config", str(config), "--device", "abacus"], "--device 'abacus'"),
+        (["--config", str(config), "--length", "90000"], "--length 90000: expected a text of at least one window"),
     ):
         with pytest.raises(UsageError) as error:
             run(*arguments, "--out", out)
         assert said in str(error.value)
     strange = tmp_path / "strange.json"
     strange.write_text(json.dumps({"family": "gpt2", "lenght": 3}))
-    with pytest.raises(UsageError, match=r"strange\.json: 'lenght' is no key of a training run .*perhaps length"):
+    with pytest.raises(
+        UsageError, match=r"strange\.json: 'lenght' is not a setting of a training run .*perhaps length"
+    ):
         run("--config", strange, "--out", out)
     assert not (out / "model.safetensors").exists()
 
@@ -106,9 +108,9 @@ def test_wrong_options_are_errors_of_ours(config: Path, data: Path, tmp_path: Pa
 def test_an_error_names_what_was_given_as_it_was_given(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for arguments, said in (
-        (["--mask-share", "0.3"], "--mask-share 0.3: a gpt2 is trained without masks"),
-        (["--tokenizer", "x", "--vocab-size", "500"], "--tokenizer and --vocab-size: a tokenizer that is taken"),
-        (["--tokenizer", "x"], "--tokenizer and vocab_size: a tokenizer that is taken"),  # the second by the file
+        (["--mask-share", "0.3"], "--mask-share 0.3: a gpt2 is trained without masking"),
+        (["--tokenizer", "x", "--vocab-size", "500"], "--tokenizer and --vocab-size: a given tokenizer has its own"),
+        (["--tokenizer", "x"], "--tokenizer and vocab_size: a given tokenizer has its own"),  # the second by the file
         (["--untie", "--untie-at-step", "2"], "--untie-at-step and --untie: there is no tie to undo"),
         (["--steps", "0"], "--steps 0: expected a whole number from 1"),
     ):
@@ -154,7 +156,7 @@ def test_what_was_stopped_at_once_says_so_too(config: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(Shown, "step", stop)
     result = run("--config", config, "--out", tmp_path / "out", exit_code=130)
-    assert result.stderr.splitlines()[-1].startswith("stopped; --resume goes on")
+    assert result.stderr.splitlines()[-1].startswith("stopped; --resume continues")
 
 
 def test_the_command_knows_the_families() -> None:

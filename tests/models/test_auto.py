@@ -166,10 +166,10 @@ def test_roles_are_read_as_strings_and_as_objects(tmp_path: Path) -> None:
     ("files", "error", "message"),
     [
         ({}, UsageError, "no tokenizer, expected tokenizer.json"),
-        ({"spiece.model": "x"}, UsageError, r"its tokenizer is spiece\.model alone.*save_pretrained"),
-        ({"tokenizer.model": "x"}, UsageError, r"its tokenizer is tokenizer\.model alone"),
+        ({"spiece.model": "x"}, UsageError, r"its tokenizer is only in spiece\.model.*save_pretrained"),
+        ({"tokenizer.model": "x"}, UsageError, r"its tokenizer is only in tokenizer\.model"),
         ({"tokenizer.json": "{"}, FormatError, "the tokenizer cannot be read"),
-        ({"vocab.txt": "a\nb"}, FormatError, r"no \[CLS\]|cannot be read"),
+        ({"vocab.txt": "a\nb"}, FormatError, r"\[CLS\] or \[SEP\] is missing|cannot be read"),
         ({"vocab.json": '{"a": 0}', "merges.txt": "#version\na b c"}, FormatError, "'a b c', expected two parts"),
         ({"vocab.json": "[]", "merges.txt": ""}, FormatError, r"vocab\.json: expected an object, got list"),
     ],

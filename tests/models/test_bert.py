@@ -534,13 +534,13 @@ def test_pretraining_with_one_kind_of_labels_has_that_loss() -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"input_ids": tokens(25)}, "25 positions, and the table has 24"),
+        ({"input_ids": tokens(25)}, "the text has 25 positions, and the table of positions has 24"),
         ({"input_ids": torch.tensor([[61]])}, "61, and the table has 61 rows"),
         ({"input_ids": torch.tensor([[-1]])}, "input_ids has -1"),
         ({"input_ids": torch.zeros(0, 4, dtype=torch.long)}, "empty batch"),
         ({"input_ids": torch.ones(2, 3)}, "expected integers"),
-        ({}, "expected one of them"),
-        ({"input_ids": tokens(3), "inputs_embeds": torch.zeros(3, 3, 16)}, "expected one of them"),
+        ({}, "expected exactly one of them"),
+        ({"input_ids": tokens(3), "inputs_embeds": torch.zeros(3, 3, 16)}, "expected exactly one of them"),
         ({"inputs_embeds": torch.zeros(3, 5, 15)}, r"\(batch, length, 16\)"),
         ({"input_ids": tokens(5), "attention_mask": torch.ones(3, 4)}, r"attention_mask \(3, 4\)"),
         ({"input_ids": tokens(5), "token_type_ids": torch.full((3, 5), 2)}, "token_type_ids has 2"),

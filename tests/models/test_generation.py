@@ -442,9 +442,12 @@ def test_a_seed_draws_the_same_again_and_another_something_else() -> None:
         ({"stop": [[]]}, "stop has an empty sequence"),
         ({"streamer": print}, "a stream of 3 rows"),
         ({"attention_mask": torch.ones(3, 8)}, r"attention_mask \(3, 8\): expected \(3, 9\)"),
-        ({"attention_mask": torch.tensor([[1] * 9, [0] * 9, [1] * 9])}, "row 1 of the batch has no token"),
+        ({"attention_mask": torch.tensor([[1] * 9, [0] * 9, [1] * 9])}, "row 1 of the batch has only padding"),
         ({"attention_mask": torch.tensor([[1] * 9, [1] * 9, [1] * 8 + [0]])}, "row 2 ends in padding"),
-        ({"max_new_tokens": 89}, "a prompt of 9 tokens and 89 new ones, and the table of positions has 96"),
+        (
+            {"max_new_tokens": 89},
+            "the prompt has 9 tokens and 89 are to be added, but the table of positions has 96 rows",
+        ),
     ],
 )
 def test_arguments_that_mean_nothing_are_refused_before_any_work(options: dict[str, Any], message: str) -> None:
@@ -465,14 +468,14 @@ def test_a_prompt_that_is_empty_or_too_long_is_refused_with_both_numbers() -> No
         ours.generate(torch.zeros(0, 4, dtype=torch.long))
     with pytest.raises(UsageError, match="an empty batch"):
         ours.generate(torch.zeros(2, 0, dtype=torch.long))
-    with pytest.raises(UsageError, match="a prompt of 97 tokens, and the table of positions has 96"):
+    with pytest.raises(UsageError, match="the prompt has 97 tokens, and the table of positions has 96 rows"):
         ours.generate(prompts(1, 97))
-    with pytest.raises(UsageError, match="a stream of 1 rows and num_beams=2"):
+    with pytest.raises(UsageError, match="a stream of 1 rows and num_beams=2: expected one row and one beam"):
         ours.stream(prompts(1), num_beams=2)
 
 
 def test_rows_that_stop_early_need_a_padding_token() -> None:
     ours, _ = pair(eos_token_id=None, pad_token_id=None)
-    with pytest.raises(UsageError, match="the config has none"):
+    with pytest.raises(UsageError, match="the config has no pad_token_id"):
         ours.generate(prompts(), stop=[3])
     assert isinstance(ours, GenerationMixin)

@@ -497,11 +497,11 @@ def test_a_config_that_means_nothing_is_refused(values: dict[str, Any], words: s
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ({}, "expected one of them"),
-        ({"input_ids": tokens(), "inputs_embeds": torch.zeros(3, 7, E)}, "expected one of them"),
+        ({}, "expected exactly one of them"),
+        ({"input_ids": tokens(), "inputs_embeds": torch.zeros(3, 7, E)}, "expected exactly one of them"),
         ({"input_ids": torch.tensor([[V]])}, f"has {V}, and the table has {V} rows"),
         ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "an empty batch"),
-        ({"inputs_embeds": torch.zeros(3, 7, E + 1)}, rf"expected numbers \(batch, length, {E}\)"),
+        ({"inputs_embeds": torch.zeros(3, 7, E + 1)}, rf"expected floating point of shape \(batch, length, {E}\)"),
         ({"input_ids": tokens(), "attention_mask": torch.ones(3, 6)}, r"\(3, 6\): expected \(3, 7\)"),
         ({"input_ids": tokens(), "attention_mask": torch.ones(3, 7, 7)}, r"expected \(3, 7\)"),
         ({"input_ids": tokens(), "past_key_values": object()}, "is a object, expected an LSTMState"),

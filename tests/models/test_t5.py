@@ -532,8 +532,8 @@ def test_what_does_not_fit_is_refused_by_name_and_number() -> None:
         ("decoder_input_ids has -1", {"input_ids": ids, "decoder_input_ids": labels.clamp(max=-1)}),
         ("label 61: expected 0 to 60", {"input_ids": ids, "labels": torch.full((3, 2), 61)}),
         ("input_ids and encoder_outputs", {"labels": labels}),
-        ("no decoder_input_ids", {"input_ids": ids}),
-        ("batch of 3 and the decoder of 2", {"input_ids": ids, "labels": labels[:2]}),
+        ("decoder_input_ids are missing", {"input_ids": ids}),
+        ("batch of 3 and the decoder one of 2", {"input_ids": ids, "labels": labels[:2]}),
         (r"attention_mask \(3, 5\)", {"input_ids": ids, "labels": labels, "attention_mask": torch.ones(3, 5)}),
         (r"empty batch", {"input_ids": ids[:0], "labels": labels[:0]}),
     ]

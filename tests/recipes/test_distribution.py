@@ -68,7 +68,7 @@ def test_a_scale_does_not_change_after_it_was_made() -> None:
 
 
 def test_what_means_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="a scale by 'width': expected one of hidden_size"):
+    with pytest.raises(UsageError, match="powers has 'width': expected one of hidden_size"):
         Scale(1.0, {"width": -0.5})
     for factor in (-1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="expected a finite number from 0"):

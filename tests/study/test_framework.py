@@ -231,7 +231,7 @@ def test_a_place_that_is_a_file_is_refused(tmp_path: Path, drawing: Any) -> None
 
 def test_a_record_of_another_version_is_not_overwritten(tmp_path: Path, drawing: Any) -> None:
     (tmp_path / "study.json").write_text('{"version": 99}')
-    with pytest.raises(UsageError, match="expected version 1 of a study's record"):
+    with pytest.raises(UsageError, match="expected a study's record of version 1"):
         study([TOY], out=tmp_path)
     assert (tmp_path / "study.json").read_text() == '{"version": 99}'
 

@@ -72,11 +72,12 @@ def test_without_draws_it_only_predicts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"family": "mamba"}, "the family 'mamba': expected one of bert"),
-        ({"family": "gpt2", "recipes": ["gpt3"]}, "the recipe 'gpt3': expected one of"),
-        ({"family": "t5", "recipes": ["transformers-t5-forced-tie"], "ties": [False]}, "not for a head that is untied"),
+        ({"family": "mamba"}, "family='mamba': expected one of bert"),
+        ({"family": "gpt2", "recipes": ["gpt3"]}, "recipe='gpt3': expected one of"),
+        ({"family": "t5", "recipes": ["transformers-t5-forced-tie"], "ties": [False]}, "not for an untied head"),
         ({"family": "t5", "vocab_sizes": [1]}, "vocab_size=1: expected at least 2"),
-        ({"family": "t5", "num_layers": 0}, "0 layers and 3 draws: expected"),
+        ({"family": "t5", "num_layers": 0}, "num_layers=0: expected at least 1"),
+        ({"family": "t5", "draws": -1}, "draws=-1: expected at least 0"),
     ],
 )
 def test_what_cannot_be_compared_is_said(arguments: dict[str, Any], told: str) -> None:

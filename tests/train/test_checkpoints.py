@@ -71,7 +71,10 @@ def test_what_a_kill_leaves_is_no_checkpoint_and_is_removed_by_the_next_run(tmp_
 
 
 def test_two_runs_in_one_directory_are_one_too_many(tmp_path: Path) -> None:
-    with Checkpoints(tmp_path / "checkpoints", 2), pytest.raises(UsageError, match="another process is training there"):
+    with (
+        Checkpoints(tmp_path / "checkpoints", 2),
+        pytest.raises(UsageError, match="another process is training in this directory"),
+    ):
         run(tmp_path)
 
 
@@ -94,7 +97,7 @@ def test_a_full_disk_ends_the_run_and_names_the_checkpoint_that_is_whole(
         run(tmp_path)
     assert str(caught.value).startswith("step 15: ")
     assert "cannot be written: No space left on device" in str(caught.value)
-    assert "the checkpoint of step 10 is whole (help: free space" in str(caught.value)
+    assert "the checkpoint of step 10 is complete (help: free space" in str(caught.value)
     assert names(tmp_path) == ["step-00000005", "step-00000010"]
     monkeypatch.undo()
     resumed, _ = run(tmp_path, resume=True)
@@ -138,7 +141,7 @@ def test_a_file_that_may_not_grow_ends_the_run_with_a_line(tmp_path: Path) -> No
 def test_another_models_checkpoint_is_refused_and_the_tensors_are_named(tmp_path: Path) -> None:
     run(tmp_path)
     other: Any = tiny(n_embd=16)
-    with pytest.raises(CheckpointError, match=r"is of another model: transformer\.h\.0\.attn\.c_attn\.bias"):
+    with pytest.raises(CheckpointError, match=r"was saved from another model: transformer\.h\.0\.attn\.c_attn\.bias"):
         Trainer(other, Counting(), settings(), out=tmp_path, resume=True).train()
 
 
@@ -147,7 +150,10 @@ def test_a_damaged_checkpoint_is_named_with_the_way_to_the_one_before(tmp_path: 
     last = tmp_path / "checkpoints" / "step-00000024"
     for content in ("{", "[1]", '{"step": 24}'):
         (last / "state.json").write_text(content)
-        with pytest.raises(CheckpointError, match=r"step-00000024: is damaged: .*state\.json.*help: remove it to go"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"step-00000024: is damaged: .*state\.json.*help: remove it to resume from the checkpoint before",
+        ):
             newest(tmp_path / "checkpoints")
     shutil.rmtree(last)
     assert newest(tmp_path / "checkpoints").step == 20  # type: ignore[union-attr]
@@ -164,7 +170,9 @@ def test_half_a_file_or_none_of_the_newest_checkpoint_is_named_too(name: str, le
         damaged.write_bytes(content[:left])
     model = tiny()
     before = state(model)
-    with pytest.raises(CheckpointError, match=r"step-00000024: is damaged: .*\(help: remove it to go on from the one"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000024: is damaged: .*\(help: remove it to resume from the checkpoint before"
+    ):
         Trainer(model, Counting(), settings(), out=tmp_path, resume=True).train()
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
 
@@ -175,6 +183,6 @@ def test_a_run_that_is_ended_before_its_first_step_goes_on_from_there(tmp_path: 
             os.kill(os.getpid(), signal.SIGINT)
             return super().at(step, micro)
 
-    with pytest.raises(KeyboardInterrupt, match="ended by Ctrl-C after step 0: the checkpoint of step 0 is whole"):
+    with pytest.raises(KeyboardInterrupt, match="ended by Ctrl-C after step 0: the checkpoint of step 0 is complete"):
         Trainer(tiny(), Ended(), settings(), out=tmp_path).train()
     assert run(tmp_path, resume=True)[1].loss == run()[1].loss

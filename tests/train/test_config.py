@@ -64,7 +64,7 @@ def test_differences_are_named_with_both_values_but_for_what_changes_no_weight()
         ({"batch_size": 0}, "batch_size=0"),
         ({"held_out_share": 1.0}, "held_out_share=1.0"),
         ({"mask_share": 0.0, "family": "bert"}, "mask_share=0.0"),
-        ({"mask_share": 0.3}, "a gpt2 is trained without masks"),
+        ({"mask_share": 0.3}, "a gpt2 is trained without masking"),
         ({"mask_share": 0.99, "family": "t5"}, "mask_share=0.99: expected at most 0.9 of a t5's tokens"),
         ({"tie": "yes"}, "tie='yes': expected true or false"),
         ({"steps": 0}, "steps=0"),
@@ -79,7 +79,7 @@ def test_differences_are_named_with_both_values_but_for_what_changes_no_weight()
         ({"head_bias": "unigram"}, "the head of a gpt2 has no bias"),
         ({"head_bias": "unigram", "family": "t5"}, "the head of a t5 has no bias"),
         ({"head_bias": "uniform", "family": "bert"}, "head_bias='uniform'"),
-        ({"head_bias": "unigram", "family": "bert", "init_from": "a"}, "the checkpoint's bias was trained"),
+        ({"head_bias": "unigram", "family": "bert", "init_from": "a"}, "the checkpoint has a trained bias already"),
         ({"pad_logit": "mask"}, "a gpt2 is trained without padding"),
     ],
 )
@@ -90,7 +90,7 @@ def test_what_means_nothing_or_contradicts_itself_is_an_error(options: dict[str,
 
 
 def test_a_key_that_is_none_is_an_error_with_a_guess() -> None:
-    with pytest.raises(UsageError, match=r"'learning-rate' is no key of a training run .*perhaps learning_rate"):
+    with pytest.raises(UsageError, match=r"'learning-rate' is not a setting of a training run .*perhaps learning_rate"):
         TrainConfig.from_dict({"family": "gpt2", "learning-rate": 1})
     with pytest.raises(UsageError, match="no family"):
         TrainConfig.from_dict({"steps": 3})
@@ -100,7 +100,7 @@ def test_a_file_that_is_no_configuration_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         TrainConfig.read(tmp_path / "none.json")
     (tmp_path / "a.json").write_text("[1]")
-    with pytest.raises(UsageError, match="a list, expected an object"):
+    with pytest.raises(UsageError, match="expected a JSON object, got a list"):
         TrainConfig.read(tmp_path / "a.json")
     (tmp_path / "b.json").write_text("{")
     with pytest.raises(FormatError):

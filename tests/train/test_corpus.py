@@ -30,12 +30,12 @@ def test_bytes_that_are_no_utf8_are_skipped_and_counted(tmp_path: Path) -> None:
     corpus = find_text(tmp_path)
     assert list(corpus) == ["knot café"]
     assert corpus.survey.skipped_bytes == 2
-    assert "2 bytes that are no UTF-8 skipped" in str(corpus.survey)
+    assert "skipped 2 bytes that are not valid UTF-8" in str(corpus.survey)
 
 
 def test_strict_refuses_bytes_that_are_no_utf8_and_says_where(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"kn\xffot")
-    with pytest.raises(UsageError, match=r"a\.txt: byte 2 is no UTF-8 \(0xff\)"):
+    with pytest.raises(UsageError, match=r"a\.txt: byte 2 is not valid UTF-8 \(0xff\)"):
         list(find_text(tmp_path, strict=True))
 
 
@@ -45,8 +45,8 @@ def test_a_file_with_nul_is_no_text(tmp_path: Path) -> None:
     corpus = find_text(tmp_path)
     assert list(corpus) == ["knot"]
     assert (corpus.survey.files, corpus.survey.skipped_files) == (1, 1)
-    assert str(corpus.survey).endswith(" from 1 file; 1 file that is no text skipped")
-    with pytest.raises(UsageError, match=r"image\.png: is no text: byte 4 is NUL"):
+    assert str(corpus.survey).endswith(" from 1 file; skipped 1 file that is not text")
+    with pytest.raises(UsageError, match=r"image\.png: is not a text file: byte 4 is NUL"):
         list(find_text(tmp_path, strict=True))
 
 
@@ -58,12 +58,12 @@ def test_line_ends_and_byte_order_marks_of_windows_are_gone(tmp_path: Path) -> N
 @pytest.mark.parametrize("content", [b"", b" \n\t\n", b"\xff\xfe", b"\0\0"])
 def test_no_text_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(UsageError, match=r"a\.txt: no text, expected files of UTF-8"):
+    with pytest.raises(UsageError, match=r"a\.txt: no text, expected text files in UTF-8"):
         _ = find_text(tmp_path).survey
 
 
 def test_what_is_not_there_and_what_is_empty_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere: is not there"):
+    with pytest.raises(UsageError, match="nowhere: does not exist"):
         find_text(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="no files, expected text"):
         find_text(tmp_path)

@@ -82,8 +82,8 @@ def test_both_processes_end_with_one_model_which_is_that_of_one_process(place: P
 
 def test_a_signal_to_one_process_ends_both_behind_the_same_step(place: Path) -> None:
     said = [(place / f"{rank}.txt").read_text() for rank in range(2)]
-    assert said[0].startswith("ended by SIGTERM after step 8: the checkpoint of step 8 is whole")
-    assert said[1].startswith("ended by a signal after step 8: the checkpoint of step 8 is whole")
+    assert said[0].startswith("ended by SIGTERM after step 8: the checkpoint of step 8 is complete")
+    assert said[1].startswith("ended by a signal after step 8: the checkpoint of step 8 is complete")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have names in /proc")
@@ -113,5 +113,7 @@ def test_batches_that_cannot_be_shared_out_are_refused() -> None:
     two = Processes()
     two.count = 2
     assert list(two.share(4)) == [0, 2]
-    with pytest.raises(UsageError, match=r"accumulation=3 on 2 processes: expected a multiple of 2.*accumulation=2"):
+    message = r"accumulation=3 on 2 processes: expected a multiple of 2.*accumulation=2"
+    with pytest.raises(UsageError, match=message) as caught:
         two.share(3)
+    assert caught.value.argument == "accumulation"

@@ -118,9 +118,9 @@ def test_an_evaluation_of_a_long_text_reads_windows_from_all_of_it() -> None:
 
 
 def test_too_little_text_is_said_before_the_first_step() -> None:
-    with pytest.raises(UsageError, match=r"9 tokens of text, expected at least one window of 32"):
+    with pytest.raises(UsageError, match=r"length=32: expected a text of at least one window, got 9 tokens"):
         CausalBatches(TEXT[:9], HELD_OUT, **OPTIONS)
-    with pytest.raises(UsageError, match=r"9 tokens are held out, expected at least one window of 32"):
+    with pytest.raises(UsageError, match=r"length=32: expected a held-out text of at least one window, got 9 tokens"):
         CausalBatches(TEXT, HELD_OUT[:9], **OPTIONS)
 
 
@@ -199,9 +199,9 @@ def test_wrong_options_of_hidden_tokens_are_errors() -> None:
         masked(share=0)
     with pytest.raises(UsageError, match="random_tokens='none': expected 'all' or 'ordinary'"):
         masked(random_tokens="none")
-    with pytest.raises(UsageError, match="a length of 2: expected 3 or more"):
+    with pytest.raises(UsageError, match="length=2: expected at least 3"):
         masked(length=2)
-    with pytest.raises(UsageError, match="5 tokens, and all of them are special"):
+    with pytest.raises(UsageError, match="all 5 tokens are special"):
         masked(vocab_size=5, random_tokens="ordinary")
 
 
@@ -275,8 +275,8 @@ def test_rows_are_as_long_as_the_published_lengths_say() -> None:
 
 
 def test_more_holes_than_sentinels_is_an_error() -> None:
-    with pytest.raises(UsageError, match=r"14 holes in an input of 256 tokens, and the tokenizer has 5 sentinels"):
+    with pytest.raises(UsageError, match=r"length=256: an input has 14 masked spans, more than the 5 sentinels"):
         spans(length=256, sentinels=range(VOCAB + 4, VOCAB - 1, -1))
     for length in range(4):
-        with pytest.raises(UsageError, match="expected 4 or more"):
+        with pytest.raises(UsageError, match=r"length=.: expected at least 4"):
             span_lengths(length)

@@ -128,7 +128,7 @@ def test_the_embedding_has_a_group_of_its_own_where_its_rate_is_another() -> Non
 
 
 def test_a_rate_of_the_embedding_needs_a_model_that_says_which_that_is() -> None:
-    with pytest.raises(UsageError, match="Linear does not say which its embedding is"):
+    with pytest.raises(UsageError, match="embedding_rate: Linear has no get_input_embeddings"):
         decay_groups(nn.Linear(3, 2), embedding_rate=2.0)
 
 

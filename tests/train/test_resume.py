@@ -103,7 +103,9 @@ def test_a_signal_ends_the_run_behind_a_whole_step_with_a_checkpoint(tmp_path: P
     before = signal.getsignal(number)
     trainer = Trainer(tiny(), Counting(), settings(), out=tmp_path / "ended", on_step=on_step)
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-    wanted = f"^ended by {name} after step 8: the checkpoint of step 8 is whole, and a resumed run goes on from it$"
+    wanted = (
+        f"^ended by {name} after step 8: the checkpoint of step 8 is complete, and a resumed run continues from it$"
+    )
     with pytest.raises(KeyboardInterrupt, match=wanted):
         trainer.train()
     assert signal.getsignal(number) is before
@@ -135,7 +137,7 @@ def test_without_a_directory_ctrl_c_says_that_nothing_is_saved() -> None:
 
 def test_another_configuration_is_refused_and_what_differs_is_named(tmp_path: Path) -> None:
     ended_at(8, tmp_path)
-    wanted = r"of another configuration: steps was 24 and is 30; learning_rate was 0.01 and is 0.02"
+    wanted = r"was saved with other settings: steps was 24 and is 30; learning_rate was 0.01 and is 0.02"
     with pytest.raises(UsageError, match=wanted):
         run(tmp_path, resume=True, steps=30, learning_rate=0.02)
 
@@ -151,7 +153,7 @@ def test_what_is_written_and_how_often_may_differ(tmp_path: Path) -> None:
 def test_a_directory_with_a_run_is_not_begun_in_again(tmp_path: Path) -> None:
     ended_at(8, tmp_path)
     log = (tmp_path / "log.jsonl").read_bytes()
-    with pytest.raises(UsageError, match="holds a run of 5 steps"):
+    with pytest.raises(UsageError, match="already holds a run of 5 steps"):
         run(tmp_path)
     assert (tmp_path / "log.jsonl").read_bytes() == log
 

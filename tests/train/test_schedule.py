@@ -59,7 +59,7 @@ def test_the_warm_up_is_a_tenth_of_the_run_and_at_most_a_hundred_steps_unless_it
         ({"steps": 1, "learning_rate": math.nan}, "learning_rate=nan: expected a number above 0"),
         ({"steps": 1, "learning_rate": 10**400}, "learning_rate=1000.*: expected a number above 0"),
         ({"steps": 1, "min_learning_rate": 1.5}, "min_learning_rate=1.5: expected a number from 0 to 1"),
-        ({"steps": 1, "betas": (0.9, 1.0)}, "betas=.*: expected two numbers from 0, below 1"),
+        ({"steps": 1, "betas": (0.9, 1.0)}, "betas=.*: expected two numbers, each from 0 to below 1"),
         ({"steps": 1, "clip": -1}, "clip=-1: expected a number from 0"),
         ({"steps": 1, "bf16": "yes"}, "bf16='yes': expected True or False"),
         ({"steps": 1, "warmup_steps": -1}, "warmup_steps=-1: expected a whole number from 0"),
@@ -75,5 +75,5 @@ def test_settings_are_the_same_after_json() -> None:
 
     settings = TrainerSettings(steps=7, betas=(0.8, 0.9), untie_at_step=3)
     assert TrainerSettings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
-    with pytest.raises(UsageError, match="stepps: is no setting"):
+    with pytest.raises(UsageError, match="stepps: is not a setting of a training run"):
         TrainerSettings.from_dict({"steps": 3, "stepps": 4})

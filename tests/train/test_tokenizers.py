@@ -110,12 +110,14 @@ def test_one_that_was_saved_is_taken_as_it_is(family: str, made: dict[str, TextT
 def test_a_vocabulary_that_the_text_does_not_support_is_an_error_or_gets_its_true_size() -> None:
     text = ["def knot(rope):\n    return rope\n"] * 9
     assert len(train_tokenizer("gpt2", text, 5000)) < 300
-    with pytest.raises(UsageError, match=r"a vocabulary of 5,000, and the text supports \d+ tokens"):
+    with pytest.raises(UsageError, match=r"vocab_size=5000: the text is enough for only \d+ tokens"):
         train_tokenizer("gpt2", text, 5000, exactly=True)
 
 
 def test_a_vocabulary_without_room_for_bytes_is_an_error() -> None:
-    with pytest.raises(UsageError, match="expected at least 257, the 256 bytes and one special token"):
+    with pytest.raises(
+        UsageError, match="vocab_size=200: expected at least 257, for the 256 bytes and one special token"
+    ):
         train_tokenizer("gpt2", ["knot"], 200)
 
 

@@ -1,4 +1,4 @@
-"""`bowline audit`: is the head the embedding, does the config say so, and what will each loader do with the files?
+"""`bowline audit`: checks whether head and embedding are one matrix, what the config says, and what loaders will do.
 
 An audit opens the checkpoint (`bowline.checkpoint`), looks up the ties that its class declares (`bowline.families`),
 gathers the evidence once (`evidence_gathering`), predicts what each loader will do (`loaders`), runs the rules, one

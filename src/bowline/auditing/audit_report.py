@@ -25,7 +25,7 @@ class AuditReport:
 
     @property
     def clean(self) -> bool:
-        """Whether every finding, if there is one, is informational."""
+        """Whether there are no findings, or only informational ones."""
         return all(finding.severity is Severity.INFO for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,13 +70,13 @@ def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tupl
 
     Example:
         >>> [rule.code for rule in select_rules(["BW40"], ["BW402"])]
-        ['BW401', 'BW403', 'BW404', 'BW405']
+        ['BW401', 'BW403', 'BW404', 'BW405', 'BW406']
     """
     rules = all_rules()
     for prefix in (*select, *ignore):
         if not prefix or not any(rule.code.startswith(prefix.upper()) for rule in rules):
             raise UsageError(
-                f"{prefix!r} is neither a code nor the beginning of one, expected one such as {rules[0].code} or BW2",
+                f"{prefix!r} matches no rule, expected a code such as {rules[0].code} or a prefix such as BW2",
                 help="`bowline explain` lists the codes",
             )
     chosen = tuple(prefix.upper() for prefix in select) or ("",)

@@ -30,8 +30,9 @@ def flag_edits(report: AuditReport) -> dict[str, bool]:
     if len(wanted) > 1:
         codes = ", ".join(finding.code for finding in report.findings if finding.fixable)
         raise ConfigError(
-            f"{report.evidence.location}: {codes} want different flags, expected one that the bytes make true",
-            help="mend the tensors first",
+            f"{report.evidence.location}: {codes} need different values of the flag, expected one value that agrees "
+            "with all stored tensors",
+            help="correct the tensors first",
         )
     value = wanted.pop()
     targets = {finding.tensors[0] for finding in report.findings if finding.fixable and finding.tensors}
@@ -45,7 +46,7 @@ def fix_config(report: AuditReport) -> list[str]:
     The file is replaced atomically and its old bytes are kept under `.bowline/undo`.
 
     Raises:
-        ConfigError: only a part of the checkpoint was read, or the flag would mend one tie and break another, or the
+        ConfigError: only a part of the checkpoint was read, or the flag would correct one tie and break another, or the
             config is on the Hub, is reached through a link, or has several names on disk.
     """
     edits = flag_edits(report)
@@ -53,7 +54,7 @@ def fix_config(report: AuditReport) -> list[str]:
         return []
     if not report.evidence.complete:
         raise ConfigError(
-            f"{report.evidence.location}: only a part of the checkpoint could be read, expected all of it",
+            f"{report.evidence.location}: only a part of the checkpoint was read, and --fix needs all of it",
             help="give the directory, with every shard in it",
         )
     directory = Path(report.evidence.location)
@@ -61,7 +62,7 @@ def fix_config(report: AuditReport) -> list[str]:
         directory = directory.parent
     if not directory.is_dir():
         raise ConfigError(
-            f"{report.evidence.location}: cannot be changed where it is", help="download it, and fix the local copy"
+            f"{report.evidence.location}: --fix changes only local files", help="download it, and fix the local copy"
         )
     config = directory / CONFIG
     before = _unchanged(config, report.evidence)
@@ -83,20 +84,20 @@ def _unchanged(config: Path, evidence: Evidence) -> bytes:
         pass
     except OSError as error:
         raise ConfigError(f"{config}: cannot be read: {error.strerror or error}", help="audit it again") from error
-    raise ConfigError(f"{config}: is not what it was when it was audited", help="audit it again")
+    raise ConfigError(f"{config}: has changed since the audit", help="audit it again")
 
 
 def _refuse_harm(evidence: Evidence, config: object) -> None:
-    """Raise `ConfigError` if the new flag mends one tie but makes another random, or drops a stored tensor."""
+    """Raise `ConfigError` if the new flag corrects one tie but makes another random, or drops a stored tensor."""
     assert isinstance(config, dict)
     for loader, fates in evidence.fates_under(config).items():
         for target, outcome in fates.items():
             before = evidence.outcomes[loader].get(target)
             if outcome and before and outcome.fate in HARM and before.fate not in HARM:
                 raise ConfigError(
-                    f"{evidence.location}: with the flag that mends one tie, {target} would be {outcome.fate.value} in "
-                    f"{loader} ({outcome.reason}); now it is {before.fate.value}",
-                    help="no config is right for these tensors: store or remove the ends that disagree",
+                    f"{evidence.location}: the flag that corrects one tie would change {target} in {loader} from "
+                    f"{before.fate.value} to {outcome.fate.value} ({outcome.reason})",
+                    help="no flag suits these tensors: store the missing ones, or remove those that disagree",
                 )
 
 

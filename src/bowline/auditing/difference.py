@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,12 @@ class TableDifference:
     def has_pattern(self) -> bool:
         """Whether the cause says more than the number of rows does."""
         return self.cause not in (Cause.SOME_ROWS, Cause.ALL_ROWS)
+
+    @property
+    def extent(self) -> str:
+        """The largest difference in words; it is unknown (NaN) for codes whose scale is unknown."""
+        unknown = isnan(self.max_abs_difference)
+        return "by an unknown amount" if unknown else f"by at most {self.max_abs_difference:.3g}"
 
     def __str__(self) -> str:
         detail = f" of rank {self.rank}" if self.rank else f" through {self.dtype}" if self.dtype else ""

@@ -1,4 +1,4 @@
-"""Tensors that are stored, but not under their own name: quantised heads and tables."""
+"""Recognises quantised heads and tables, which are stored under other names than the weight's."""
 
 from __future__ import annotations
 

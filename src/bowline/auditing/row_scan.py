@@ -133,7 +133,7 @@ def check_extent(tensor: StoredTensor) -> None:
     """Raise `FormatError` for a table with more than `MOST_ROWS` rows or `MOST_COLUMNS` columns."""
     if tensor.shape and (tensor.shape[0] > MOST_ROWS or prod(tensor.shape[1:]) > MOST_COLUMNS):
         raise FormatError(
-            f"{tensor.file}: {shown(tensor.name)} has the shape {list(tensor.shape)}, expected a vocabulary's table "
+            f"{tensor.file}: {shown(tensor.name)} has the shape {list(tensor.shape)}, expected a vocabulary table "
             f"of at most {MOST_ROWS} rows of {MOST_COLUMNS}",
             help="audit it with --headers-only, or name the file that holds the model",
         )

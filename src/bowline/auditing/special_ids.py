@@ -11,7 +11,7 @@ __all__ = ["special_ids"]
 
 
 def special_ids(config: Mapping[str, Any]) -> dict[str, int]:
-    """Every `*_token_id` at the levels of a config that speak of text: dotted path to id.
+    """Every `*_token_id` at the levels of a config that describe text models: dotted path to id.
 
     Example:
         >>> special_ids({"pad_token_id": 0, "eos_token_id": [2, 3], "text_config": {"bos_token_id": 1}})

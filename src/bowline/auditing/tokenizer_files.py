@@ -1,4 +1,4 @@
-"""Reads the tokenizer's files: which ids there are, and which tokens are special."""
+"""Reads the ids and the special tokens from the tokenizer's files."""
 
 from __future__ import annotations
 

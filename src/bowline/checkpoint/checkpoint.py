@@ -52,7 +52,7 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
     if not isinstance(name, str):
         raise UsageError(f"{place!r:.60}: expected a path or org/name", help="give a directory, a file or org/name")
     if not name:
-        raise UsageError("an empty path", help="give a directory, a file or org/name")
+        raise UsageError("the path is empty", help="give a directory, a file or org/name")
     path = Path(name)
     if os.path.lexists(path):
         if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a folder on the way may not be searched
@@ -71,7 +71,7 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
         try:
             repository = HubRepository.open_repository(name)
         except BowlineError as error:  # a mistyped path can look like a name on the Hub
-            raise type(error)(f"{error.message}; and there is no such path here", help=error.help) from None
+            raise type(error)(f"{error.message}; and no local path has this name", help=error.help) from None
         return Checkpoint(repository)
     raise NoCheckpointError(
         f"{name}: no such file or directory", help="check the path, or give a Hub repository as org/name"
@@ -134,7 +134,7 @@ class Checkpoint(Closing):
             return None, (
                 Lint(
                     kind=LintKind.CONFIG_MISSING,
-                    message=f"no {CONFIG} beside the weights; the audit has only names and shapes to go by",
+                    message=f"no {CONFIG} beside the weights; the audit knows only names and shapes",
                 ),
             )
         try:
@@ -162,7 +162,7 @@ class Checkpoint(Closing):
         count = _row_count(tensor)
         stop = count if stop is None else stop
         if not 0 <= start <= stop <= count:
-            raise UsageError(f"{name}: rows {start} to {stop} were asked for, it has {count}")
+            raise UsageError(f"{name}: rows {start} to {stop} were requested, but it has {count}")
         shape = (stop - start, *tensor.shape[1:]) if tensor.shape else ()
         if tensor.strides is not None:
             return self._strided(tensor, start, shape)
@@ -185,7 +185,9 @@ class Checkpoint(Closing):
             raise FormatError(f"{name}: stored with strides {tensor.strides}, expected rows without gaps")
         per_row = row_bytes(tensor)
         if start * per_row + buffer.nbytes > tensor.nbytes:
-            raise UsageError(f"{name}: {buffer.nbytes} bytes from row {start} were asked for, it has {tensor.nbytes}")
+            raise UsageError(
+                f"{name}: {buffer.nbytes} bytes from row {start} were requested, but it has {tensor.nbytes} in all"
+            )
         self._source(tensor.file).read_into(tensor.offset + start * per_row, buffer)
 
     def stored_bytes(self, tensor: StoredTensor, *, mapped: bool = True) -> tuple[memoryview, int]:

@@ -9,7 +9,7 @@ __all__ = ["Lint", "LintKind"]
 
 
 class LintKind(StrEnum):
-    """The kinds of lint. An audit rule for each says why it hurts and how to mend it."""
+    """The kinds of lint. An audit rule for each says why it hurts and how to fix it."""
 
     TWO_MODELS = "two-models"
     INDEX_DISAGREES = "index-disagrees"

@@ -90,7 +90,7 @@ def read_weights(files: FileSet, only: str | None = None) -> Weights:
     if "adapter_config.json" in names:
         raise NoCheckpointError(
             f"{files.location}: a PEFT adapter, expected a whole model",
-            help="audit the base model, or merge the adapter and audit the result",
+            help="give the base model, or merge the adapter into it and give the result",
         )
     candidates = [name for name in names if name.endswith(".safetensors") and "/" not in name]
     candidates = candidates or [name for name in names if re.fullmatch(r"pytorch_model.*\.bin", name)]
@@ -126,7 +126,7 @@ def _single(files: FileSet, name: str, also: str | None = None) -> Weights:
             lints.append(
                 Lint(
                     kind=LintKind.TWO_MODELS,
-                    message=f"{name} and {also} are both present: transformers reads the first, others the second",
+                    message=f"{name} and {also} are both there: transformers reads the first, other loaders the second",
                     files=(name, also),
                 )
             )
@@ -157,7 +157,7 @@ def _without_index(files: FileSet, shards: list[str]) -> Weights:
     lints = [
         Lint(
             kind=LintKind.INDEX_MISSING,
-            message=f"{len(shards)} shards and no index that says what is where; transformers loads none of them",
+            message=f"{len(shards)} shards, but no index; transformers loads none of them",
             files=tuple(shards),
         )
     ]
@@ -181,7 +181,7 @@ def _weight_map(files: FileSet, index: str) -> tuple[dict[str, str], int | None]
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise FormatError(
-            f"{index}: expected an object with 'weight_map', tensor names to file names",
+            f"{index}: expected an object with 'weight_map', a map from tensor names to file names",
             help="fetch the index again, or remove it when model.safetensors holds the model",
         )
     shards = len(set(weight_map.values()))
@@ -211,7 +211,7 @@ def _is_there(files: FileSet, shard: str, index: str, lints: list[Lint]) -> bool
         lints.append(
             Lint(
                 kind=LintKind.SHARD_MISSING,
-                message=f"{index} names {shown(shard)}, which is not there",
+                message=f"{index} names {shown(shard)}, which is missing",
                 files=(index,),
             )
         )
@@ -260,7 +260,7 @@ def _read_file(files: FileSet, name: str) -> _File:
         from bowline.checkpoint.formats.pickle_file import read_pickle  # imported only for checkpoints that are pickles
 
         pickled = read_pickle(source)
-        message = f"{name}: the tensors lie under {pickled.under}, expected at the top"
+        message = f"{name}: the tensors are nested under {pickled.under}, expected at the top level"
         nested = Lint(kind=LintKind.NESTED_TENSORS, message=message, files=(name,))
         return _File(pickled.tensors, lints=[] if pickled.under is None else [nested])
 
@@ -299,7 +299,10 @@ def _disagreements(index: str | None, weight_map: Mapping[str, str], reads: Mapp
         return lints
     lost = sorted(name for name, shard in weight_map.items() if shard in reads and name not in reads[shard].tensors)
     unlisted = sorted(set(homes) - set(weight_map))
-    for names, what in ((lost, "names tensors that their shards do not hold"), (unlisted, "misses stored tensors")):
+    for names, what in (
+        (lost, "names tensors that their shards do not hold"),
+        (unlisted, "does not name stored tensors"),
+    ):
         if names:
             lints.append(
                 Lint(

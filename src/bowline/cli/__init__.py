@@ -1,4 +1,4 @@
-"""The command line: one file per verb. Exit codes: 0 clean, 1 findings or a refused edit, 2 could not run."""
+"""The command line: one file per command. Exit codes: 0 clean, 1 findings or a refused edit, 2 could not run."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def explain(
 ) -> None:
     """Explain a finding of the audit.
 
-    Prints what it means, why it hurts, an example, how to mend it, and the issues that report it.
+    Prints what it means, why it hurts, an example, how to fix it, and where it was reported.
     """
     rules = {rule.code: rule for rule in all_rules()}
     if code is None:

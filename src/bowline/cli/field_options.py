@@ -1,4 +1,4 @@
-"""Options of a verb that come from the fields of a dataclass: name, type and help are written once, at the field."""
+"""Makes command-line options from the fields of a dataclass: name, type and help are written once, at the field."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["with_field_options"]
 
 
 def with_field_options(verb: Callable[..., None], record: type[Any]) -> Callable[..., None]:
-    """Returns a verb that has its own options and one for each field of `record` with a `help` in its metadata.
+    """Returns a command that has its own options and one for each field of `record` with a `help` in its metadata.
 
-    The verb takes the fields as `**options`; one that was not given is `None`. The metadata may also have a `metavar`,
-    `choices` and a `flag`, which is the spelling of a switch that is not just the field's name.
+    The command takes the fields as `**options`; one that was not given is `None`. The metadata may also have a
+    `metavar`, `choices`, and a `flag`: the spelling of a switch, if it is not just the field's name.
     """
     own = inspect.signature(verb, eval_str=True).parameters.values()
     hints = get_type_hints(record)

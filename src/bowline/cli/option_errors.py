@@ -12,7 +12,7 @@ from bowline.errors import BowlineError
 __all__ = ["LOADING", "in_options"]
 
 LOADING = {
-    "add a good one, or give config=": "add a good one",
+    "add a good one, or give config=": "add a valid config.json",
     "build from the checkpoint's own config; ignore_mismatched_sizes=True draws them anew": (
         "use the config.json that was saved with these weights"
     ),
@@ -26,11 +26,10 @@ Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
 def in_options(phrases: Mapping[str, str] | None = None) -> Callable[[Verb], Verb]:
-    """Returns a decorator for a verb: an error about one of its options names it as it was given.
+    """Returns a decorator for a command, after which its errors name options as the user gave them.
 
-    The error names its arguments in `BowlineError.arguments`; one that names none may be about any given option. An
-    argument that was not given as an option keeps the library's name, because its value is from a file. `phrases` maps
-    other texts of the library to the verb's own.
+    The error names its arguments in `BowlineError.arguments`. An argument that was not given as an option keeps the
+    library's name, because its value is from a file. `phrases` maps other texts of the library to the command's own.
     """
 
     def wrap(verb: Verb) -> Verb:
@@ -49,7 +48,7 @@ def in_options(phrases: Mapping[str, str] | None = None) -> Callable[[Verb], Ver
                 }
                 if not given:
                     raise
-                names = given.intersection(error.arguments or given)
+                names = given.intersection(error.arguments)
                 say = functools.partial(_with_options, names=names, phrases=phrases or {})
                 raise type(error)(
                     say(error.message), help=error.help and say(error.help), argument=error.argument

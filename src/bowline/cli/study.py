@@ -66,4 +66,6 @@ def study(
     except KeyboardInterrupt:
         typer.echo(f"stopped; the measurements in {out} are kept: run the same command again to continue", err=True)
         raise typer.Exit(130) from None
-    typer.echo(f"{len(answers)} question{'s' * (len(answers) != 1)} in {out / 'study.md'}, in {total:.0f} s")
+    typer.echo(
+        f"answered {len(answers)} question{'s' * (len(answers) != 1)} in {total:.0f} s; the report: {out / 'study.md'}"
+    )

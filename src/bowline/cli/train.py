@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainCommand", "train"]
 
 
-STOPPED = "stopped; --resume goes on from the last checkpoint, if there is one"
+STOPPED = "stopped; --resume continues from the last checkpoint, if there is one"
 TRY = {
     "gpt2": 'bowline generate {} "def "',
     "lstm": 'bowline generate {} "def "',
@@ -32,7 +32,7 @@ TRY = {
 
 
 class TrainCommand(TyperCommand):
-    """Stands for the command until it is used: its options are the fields of `TrainConfig`, whose room loads torch."""
+    """Builds the command when it is used: its options are the fields of `TrainConfig`, whose import loads torch."""
 
     @property
     def params(self) -> list[Any]:
@@ -41,14 +41,17 @@ class TrainCommand(TyperCommand):
 
     @params.setter
     def params(self, own: list[Any]) -> None:
-        """The stand-in has no options of its own."""
+        """Ignores the options of the placeholder, which has none."""
 
     def make_context(self, *arguments: Any, **extra: Any) -> Any:
         return _command().make_context(*arguments, **extra)
 
 
 def train() -> None:
-    """Train a model on plain text: tokenizer, tokens, model, checkpoints, and a directory that loads everywhere."""
+    """Train a tokenizer and a model on plain text.
+
+    Saves checkpoints on the way, and at the end a model directory with config, weights and tokenizer.
+    """
 
 
 @functools.cache
@@ -62,13 +65,13 @@ def _command() -> Any:
 
 
 def _train(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the model goes: a new directory.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The new directory for the model.")],
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON with any of these options; those given here come first."),
+        typer.Option(metavar="FILE", help="A JSON file with any of these options; the command line takes precedence."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in DIR; where there is none, begin it.")
+        bool, typer.Option("--resume", help="Continue the run in DIR, or start one if there is none.")
     ] = False,
     **options: Any,
 ) -> None:
@@ -104,15 +107,15 @@ def _train(
 
 
 def printable_lines(lines: list[str]) -> str:
-    """Names of files may hold what a terminal would obey."""
+    """The lines with control characters escaped, since names of files may contain them."""
     return "\n".join(printable(line) for line in lines)
 
 
 def _end(family: str, outcome: TrainedRun) -> list[str]:
-    """Where the model is, how good, and what to try."""
+    """The last lines: where the model is, how good it is, and what to try."""
     place = printable(json.dumps(str(outcome.directory)) if " " in str(outcome.directory) else str(outcome.directory))
     loss = outcome.result.held_out_loss
-    of = {"bert": " of hidden tokens", "t5": " of hidden spans"}.get(family, "")
+    of = {"bert": " of masked tokens", "t5": " of masked spans"}.get(family, "")
     seen = f"held-out perplexity{of} {outcome.perplexity:.4g} (loss {loss:.4f})" if loss is not None else "trained"
     return [
         f"{seen} after {outcome.result.step:,} step{'s' * (outcome.result.step != 1)}; the model is in {place}",

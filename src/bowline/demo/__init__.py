@@ -1,7 +1,8 @@
-"""`bowline demo`: a real checkpoint, healthy ones as transformers writes them, and each broken as people report it.
+"""`bowline demo`: audits a real checkpoint, healthy ones as transformers writes them, and broken ones.
 
-`layouts` are the healthy ones, `faults` break them, `show` audits them all and holds what was found against what was
-expected: the demo is its own check. It runs on the base install, without torch and without transformers.
+`layouts` writes the healthy checkpoints, `faults` breaks them in ways that people have reported, and `audit_demo`
+audits them all and compares the findings with the expected ones, so that the demo checks itself. It runs on the base
+install, without torch and without transformers.
 """
 
 from __future__ import annotations

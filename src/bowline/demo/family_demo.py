@@ -1,4 +1,4 @@
-"""The families built tied and untied, and what people ask about them answered in a line or two each."""
+"""Builds each model family tied and untied, and answers common questions about them in a line or two each."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "LSTM": lambda: models.LSTMLMHeadModel(models.LSTMConfig(vocab_size=10_000, hidden_size=WIDTH, num_layers=LAYERS)),
 }
-"""Real vocabularies (the LSTM's is the Penn Treebank's), small bodies."""
+"""Models with real vocabulary sizes (for the LSTM, that of the Penn Treebank) and few, narrow layers."""
 
 
 class FamilyShow:
-    """One run, told to standard output. `problems` is what was not as expected."""
+    """One run, printed to standard output. `problems` lists the unexpected results."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
         self._console = make_console()
 
     def run(self) -> None:
-        """Every family, then the questions."""
+        """Print the table of families, then the questions with their answers."""
         started = time.perf_counter()
         torch.manual_seed(0)
         self._say("\n== Each family, tied and untied ==\n")
@@ -54,7 +54,7 @@ class FamilyShow:
             ("Why is GPT-2's lm_head not a parameter?", self._head),
             ("What is the bias of BERT's head?", self._bias),
             ("Why is BERT's padding row not zero?", self._padding),
-            ("What has T5's initial loss to do with the tie?", self._initial_loss),
+            ("How does the tie change T5's initial loss?", self._initial_loss),
         ):
             self._say(f"\n{question}")
             for line in answer():
@@ -93,11 +93,11 @@ class FamilyShow:
         held = [name for name in model.state_dict() if "lm_head" in name]
         shared = model.get_output_embeddings().weight is model.get_input_embeddings().weight
         seen = listed or "nothing"
-        yield f"named_parameters() lists {seen} of it, state_dict() has {held[0]}: one tensor, two names."
+        yield f"named_parameters() lists {seen} for it, but state_dict() has {held[0]}: one tensor, two names."
         before = model.get_input_embeddings().weight.detach().clone()
         _train(model, torch.optim.SGD([model.get_output_embeddings().weight], lr=0.1), 1)
         moved = (model.get_input_embeddings().weight != before).any(-1).sum()
-        yield f"One step on lm_head.weight alone moved {moved:,} of {len(before):,} rows of the embedding."
+        yield f"One step on lm_head.weight alone changed {moved:,} of {len(before):,} rows of the embedding."
         self._expect(shared and not listed and moved > 0, "GPT-2's head is its embedding")
 
     def _bias(self) -> Iterator[str]:
@@ -105,15 +105,15 @@ class FamilyShow:
         untied = type(tied)(dataclasses.replace(tied.config, tie_word_embeddings=False))
         names = "cls.predictions.bias", "cls.predictions.decoder.bias"
         one, two = ({name: model.get_parameter(name) for name in names} for model in (tied, untied))
-        yield f"{tied.config.vocab_size:,} numbers added to the logits, the output's alone: the embedding has none."
+        yield f"{tied.config.vocab_size:,} numbers added to the logits. Only the head has them, not the embedding."
         yield (
-            f"Tied, {names[0]} and {names[1]} are one parameter: {one[names[0]] is one[names[1]]}. Untied: "
+            f"Are {names[0]} and {names[1]} one parameter? Tied: {one[names[0]] is one[names[1]]}. Untied: "
             f"{two[names[0]] is two[names[1]]}, and the first is no longer used."
         )
         self._expect(one[names[0]] is one[names[1]] and two[names[0]] is not two[names[1]], "BERT's bias")
 
     def _padding(self) -> Iterator[str]:
-        yield f"Padding is in the inputs and never a label. |row| before and after {STEPS} steps of AdamW:"
+        yield f"Padding is an input but never a label. Norm of its row before and after {STEPS} steps of AdamW:"
         for policy in ("keep", "mask"):
             config = models.BertConfig(
                 vocab_size=500,
@@ -129,7 +129,7 @@ class FamilyShow:
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
             _train(model, optimizer, STEPS)
             after = model.get_input_embeddings().weight[0].norm().item()
-            why = "the softmax's denominator has its logit" if policy == "keep" else "its logit is -inf: no gradient"
+            why = "its logit is in the softmax" if policy == "keep" else "its logit is -inf, so there is no gradient"
             yield f"pad_logit={policy!r}: {before:.3f} -> {after:.3f}   ({why})"
             self._expect(before == 0 and (after > 0) is (policy == "keep"), f"the padding row under {policy}")
 
@@ -146,7 +146,7 @@ class FamilyShow:
             ids = torch.randint(2, wide.vocab_size, (2, 32))
             with torch.no_grad():
                 losses[name] = model(ids, labels=torch.randint(2, wide.vocab_size, (2, 32))).loss.item()
-        yield f"The table is drawn with std 1. Loss before any training, where ln V = {math.log(wide.vocab_size):.1f}:"
+        yield f"The embedding is drawn with std 1. Loss before training (ln V = {math.log(wide.vocab_size):.1f}):"
         yield "; ".join(f"{name}: {loss:.1f}" for name, loss in losses.items())
         scaled, *others = losses.values()
         self._expect(all(loss > 3 * scaled for loss in others), "T5 without its scale starts far above ln V")
@@ -165,7 +165,7 @@ def _saved_bytes(model: PreTrainedModel, directory: Path) -> int:
 
 
 def _train(model: Any, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Random tokens, the last quarter of each row padding, which is never a label."""
+    """Train on random tokens; the last quarter of each row is padding, which is never a label."""
     pad = model.config.pad_token_id or 0
     ids = torch.randint(pad + 1, model.config.vocab_size, (8, 16))
     ids[:, 12:] = pad

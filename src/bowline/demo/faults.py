@@ -1,4 +1,4 @@
-"""What people report, each done to a healthy checkpoint: the story, the deed, and the codes that must find it."""
+"""Breaks healthy checkpoints in ways that people have reported; each case lists the codes that an audit must find."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LORA_RANK = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One checkpoint of the demo: `expected` are all the errors and warnings that an audit has to find in it."""
+    """One checkpoint of the demo: `expected` holds the codes of all errors and warnings that an audit must find."""
 
     name: str
     """Also the name of its directory."""
@@ -28,17 +28,17 @@ class Case:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is to be found."""
+        """Whether an audit should find no error and no warning."""
         return not self.expected
 
 
 def flag_flipped() -> Layout:
-    """GPT-2 tied while it ran, saved while its config said false: the save leaves the shared head out."""
+    """GPT-2, tied in training and saved while its config said false: the save leaves out the shared head."""
     return layouts.gpt2().with_config(tie_word_embeddings=False)
 
 
 def lora_merged_on_head() -> Layout:
-    """GPT-2 with a low-rank delta merged into the head alone: two tensors now, one flag still."""
+    """GPT-2 with a low-rank delta merged into the head alone: two tensors, but the flag still says tied."""
     model = layouts.gpt2()
     embedding = model.tensor("transformer.wte.weight")
     draw = np.random.default_rng(7)
@@ -56,7 +56,7 @@ def t5_saved_again() -> Layout:
 
 
 def stale_single_file() -> Layout:
-    """Llama saved in shards over an older save in one file, which stays."""
+    """Llama, saved in shards over an older save in a single file, which is still there."""
     older = layouts.llama(seed=1, shards=False)
     return layouts.llama().with_file(layouts.SINGLE_FILE, older.files[layouts.SINGLE_FILE])
 
@@ -70,41 +70,41 @@ def padding_zeroed() -> Layout:
 
 
 def head_lost() -> Layout:
-    """Llama without its head, taken for a copy of the embedding by a tool that removes duplicates by name."""
+    """Llama without its head: a tool that removes duplicates by name mistook it for a copy of the embedding."""
     return layouts.llama(shards=False).without_tensor("lm_head.weight")
 
 
 CASES: tuple[Case, ...] = (
     Case(name="gpt2", title="GPT-2", story="Tied; the head is not stored.", build=layouts.gpt2),
     Case(name="bert", title="BERT with its head", story="Tied, weight and bias.", build=layouts.bert),
-    Case(name="t5-v1.0", title="T5 v1.0", story="Tied, the logits scaled.", build=layouts.t5_v1_0),
+    Case(name="t5-v1.0", title="T5 v1.0", story="Tied, with scaled logits.", build=layouts.t5_v1_0),
     Case(name="t5-v1.1", title="T5 v1.1", story="Untied, as transformers 4 wrote it.", build=layouts.t5_v1_1),
     Case(name="llama", title="Llama, in two shards", story="Untied.", build=layouts.llama),
     Case(
         name="gpt2-flag-flipped",
         title="GPT-2, flag flipped",
-        story="Tied while it trained, saved while config.json said false: the save left the shared head out.",
+        story="Tied in training, saved while config.json said false: the save left out the shared head.",
         build=flag_flipped,
         expected=frozenset({"BW102"}),
     ),
     Case(
         name="gpt2-lora-on-head",
         title="GPT-2, LoRA merged into head",
-        story="The merge moved lm_head away from the embedding; the flag still says that they are one.",
+        story="The merge changed lm_head but not the embedding; the flag still says tied.",
         build=lora_merged_on_head,
         expected=frozenset({"BW101"}),
     ),
     Case(
         name="t5-v1.1-saved-again",
         title="T5 v1.1, saved again by 5.x",
-        story="transformers 5 writes the flag as true, which has transformers 4 tie the head and scale the logits.",
+        story="transformers 5 writes the flag as true, so transformers 4 ties the head and scales the logits.",
         build=t5_saved_again,
         expected=frozenset({"BW101", "BW109"}),
     ),
     Case(
         name="llama-stale-file",
         title="Llama, stale file and index",
-        story="Saved in shards over an older save in one file: some loaders read the old model, others the new.",
+        story="Saved in shards over an older single file: some loaders read the old model, others the new one.",
         build=stale_single_file,
         expected=frozenset({"BW301"}),
     ),
@@ -118,9 +118,9 @@ CASES: tuple[Case, ...] = (
     Case(
         name="llama-head-lost",
         title="Llama, head lost",
-        story="A tool took lm_head for a copy of the embedding and left it out; the flag rightly says untied.",
+        story="A tool mistook lm_head for a copy of the embedding and left it out; the flag correctly says untied.",
         build=head_lost,
         expected=frozenset({"BW102"}),
     ),
 )
-"""The healthy ones first."""
+"""All cases, the healthy ones first."""

@@ -49,17 +49,17 @@ class Layout:
         return replace(self, config={**self.config, **keys})
 
     def with_tensor(self, name: str, value: Array) -> Layout:
-        """With one tensor more or another value: in the file that has the name, else in the last."""
+        """The layout with one tensor added or replaced: in the file that has the name, otherwise in the last file."""
         home = next((file for file, tensors in self.files.items() if name in tensors), list(self.files)[-1])
         return self.with_file(home, {**self.files[home], name: value})
 
     def without_tensor(self, name: str) -> Layout:
-        """Without one tensor."""
+        """The layout without one tensor."""
         kept = {file: {key: tensors[key] for key in tensors if key != name} for file, tensors in self.files.items()}
         return replace(self, files=kept)
 
     def with_file(self, file: str, tensors: Mapping[str, Array]) -> Layout:
-        """With one weight file more, or another in its place."""
+        """The layout with one weight file added or replaced."""
         return replace(self, files={**self.files, file: tensors})
 
     def write(self, directory: Path) -> None:
@@ -186,7 +186,7 @@ def t5_v1_0(seed: int = 0) -> Layout:
 
 
 def t5_v1_1(seed: int = 0) -> Layout:
-    """T5 v1.1 as transformers 4 wrote it: gated, untied, a head of its own, logits not scaled."""
+    """T5 v1.1 as transformers 4 wrote it: gated, untied, with a separate head; the logits are not scaled."""
     config = _t5_config(d_ff=256, gated=True) | {"tie_word_embeddings": False, "transformers_version": "4.57.1"}
     draw = np.random.default_rng([seed, 5])
     tables = {"shared.weight": _table(draw, spread=4.0), "lm_head.weight": _table(draw, spread=1.0)}
@@ -194,7 +194,7 @@ def t5_v1_1(seed: int = 0) -> Layout:
 
 
 def llama(seed: int = 0, *, shards: bool = True) -> Layout:
-    """`LlamaForCausalLM`: untied, a head of its own; two shards and an index, or one file."""
+    """`LlamaForCausalLM`: untied, with a separate head; two shards and an index, or one file."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
@@ -232,7 +232,7 @@ def llama(seed: int = 0, *, shards: bool = True) -> Layout:
 
 
 def _t5_config(*, d_ff: int, gated: bool) -> dict[str, Any]:
-    """What both versions of T5 and both versions of transformers write."""
+    """The config keys that both versions of transformers write for both versions of T5."""
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "classifier_dropout": 0.0,
@@ -296,7 +296,7 @@ def _llama_layer(layer: int) -> Shapes:
 
 
 def _affine(module: str, outputs: int, *weight: int) -> Shapes:
-    """A module with weight and bias; without a shape for its weight, a norm."""
+    """The shapes of a module's weight and bias; without `weight`, those of a norm."""
     return {f"{module}.weight": weight or (outputs,), f"{module}.bias": (outputs,)}
 
 

@@ -25,7 +25,7 @@ class Flag:
         if self.path is None:
             default = "" if self.value is None else f" (default {str(self.value).lower()})"
             return f"tie_word_embeddings is absent{default}"
-        return f"{self.path}: {str(self.value).lower()}"
+        return f"{self.path} is {str(self.value).lower()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What is known of a family that no generator can read off its classes: one record for each `model_type`.
+"""Facts about model families that the generator cannot read off their classes: one record for each `model_type`.
 
 Each record was read from the classes' source in transformers 4.57.1 and 5.23.0. `quirks_of` is the one way to ask.
 """
@@ -13,7 +13,7 @@ __all__ = ["FUSED_NAMES", "FlagValue", "FusedAttention", "FusedOrder", "Quirks",
 
 
 class ScaledBy(Enum):
-    """What a class asks before it multiplies the decoder's output by d_model^-1/2 in front of the head."""
+    """The condition under which a class multiplies the decoder's output by d_model^-1/2 in front of the head."""
 
     FLAG = "tie_word_embeddings"
     """`tie_word_embeddings`, which the config keeps as it is given."""
@@ -33,7 +33,7 @@ class FlagValue(Enum):
 
 
 class FusedOrder(Enum):
-    """How queries, keys and values lie in one matrix."""
+    """The order of queries, keys and values in one matrix."""
 
     SIDE_BY_SIDE = "side by side"
     """All queries, then all keys, then all values."""
@@ -45,7 +45,7 @@ class FusedOrder(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedAttention:
-    """A matrix that makes queries, keys and values in one product: the name of its module, and their order.
+    """A matrix that computes queries, keys and values in one product: the name of its module, and their order.
 
     `if_true` maps keys of the config to the order that counts where the key is true; the first such key decides.
     """
@@ -176,7 +176,7 @@ BY_FAMILY: Mapping[str, Quirks] = {
 
 
 def quirks_of(family: object) -> Quirks:
-    """The record of the family with this `model_type`; the defaults where there is none.
+    """The record of the family with this `model_type`, or the defaults if there is none.
 
     Example:
         >>> quirks_of("t5").scaled_by[5].value, quirks_of("gpt2").scaled_by

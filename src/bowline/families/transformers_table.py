@@ -95,7 +95,7 @@ class DeclaredGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What one class declares in one version of transformers, by the names it writes to disk.
+    """The ties and vocabulary tensors that one class declares in one version of transformers, by their names on disk.
 
     `vocabulary` maps tensors to the axis that runs over the family's `vocab_size`, `other_vocabularies` further paths
     of the config to the tensors that follow them. `longer` says by how much an axis exceeds its size where it does;

@@ -45,7 +45,7 @@ def tied_embedding(ids: torch.Tensor, weight: torch.Tensor, padding_idx: int | N
     if weight.ndim != 2:
         raise UsageError(f"weight {tuple(weight.shape)}: expected (V, D)")
     if ids.dtype not in (torch.int64, torch.int32):
-        raise UsageError(f"ids of {ids.dtype}: expected torch.int64 or torch.int32", help="ids.long()")
+        raise UsageError(f"ids of {ids.dtype}: expected torch.int64 or torch.int32", help="pass ids.long()")
     size = weight.shape[0]
     if padding_idx is not None and not -size <= padding_idx < size:
         raise UsageError(f"padding_idx={padding_idx} for weight {tuple(weight.shape)}: expected {-size} to {size - 1}")

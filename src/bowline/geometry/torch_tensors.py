@@ -58,6 +58,6 @@ def to_numpy(tensor: Tensor, name: str = "table") -> npt.NDArray[Any]:
     except (RuntimeError, TypeError) as error:
         raise UsageError(
             f"{name}: expected a tensor that holds its values, got a {type(tensor).__name__}: {error}",
-            help="pass a plain tensor; of a DTensor, its full_tensor()",
+            help="pass a plain tensor; for a DTensor, call its full_tensor()",
         ) from error
     return array

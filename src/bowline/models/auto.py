@@ -75,9 +75,9 @@ def model_class(config: Mapping[str, Any]) -> Any:
         if name in FAMILIES:
             return getattr(import_module(f"bowline.models.{FAMILIES[name]}"), name)
     raise ConfigError(
-        f"config: model_type is {model_type!r:.60} and architectures {stated!r:.120}, expected one of "
-        f"{', '.join(WITH_HEAD)}, or of {', '.join(FAMILIES)}",
-        help="use transformers for this model; `bowline audit` reads any",
+        f"config: model_type is {model_type!r:.60} and architectures {stated!r:.120}, expected one of the "
+        f"architectures {', '.join(WITH_HEAD)} or of the model types {', '.join(FAMILIES)}",
+        help="use transformers for this model; `bowline audit` reads any model",
     )
 
 

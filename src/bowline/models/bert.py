@@ -323,8 +323,8 @@ class BertWithMLMHead(BertPreTrainedModel):
         bias = getattr(new, "bias", None)
         if not isinstance(bias, nn.Parameter):
             raise UsageError(
-                f"{type(new).__name__} without a bias: expected a head with weight and bias",
-                help="nn.Linear(hidden_size, vocab_size), with a bias of zeros",
+                f"{type(new).__name__} without a bias: expected a head with a weight and a bias",
+                help="use nn.Linear(hidden_size, vocab_size) and set its bias to zeros",
             )
         super().set_output_embeddings(new)
         self.cls.predictions.bias = bias
@@ -433,7 +433,7 @@ class BertForSequenceClassification(BertPreTrainedModel):
             return ClassifierOutput(loss=loss, logits=logits, hidden_states=base.hidden_states)
         logits = self.classifier(pooled)
         if labels.numel() != logits.numel() or (labels.shape != logits.shape and self.config.num_labels > 1):
-            raise UsageError(f"labels {tuple(labels.shape)}: expected {tuple(logits.shape)}, one for each logit")
+            raise UsageError(f"labels {tuple(labels.shape)}: expected {tuple(logits.shape)}, a label for each logit")
         distance = F.mse_loss if self._problem(labels) == REGRESSION else F.binary_cross_entropy_with_logits
         loss = distance(logits, labels.view_as(logits).to(logits.dtype))
         return ClassifierOutput(loss=loss, logits=logits, hidden_states=base.hidden_states)
@@ -460,7 +460,8 @@ def classified(
     rows = len(pooled)
     if labels.shape not in ((rows,), (rows, 1)) or labels.dtype not in (torch.int64, torch.int32):
         raise UsageError(
-            f"{what} {tuple(labels.shape)} of {labels.dtype}: expected {rows} classes, whole numbers {(rows,)}"
+            f"{what} {tuple(labels.shape)} of {labels.dtype}: "
+            f"expected int64 or int32 of shape {(rows,)}, a class for each row"
         )
     classes = labels.reshape(-1).long()
     loss, logits = linear_cross_entropy(pooled, head.weight, classes, bias=head.bias, return_logits=True)

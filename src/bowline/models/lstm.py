@@ -303,7 +303,7 @@ class LSTMModel(LSTMPreTrainedModel):
         if not isinstance(state, LSTMState):
             raise UsageError(
                 f"past_key_values is a {type(state).__name__}, expected an LSTMState",
-                help="use_cache=True returns one: past_key_values of the output",
+                help="pass the past_key_values of an output that was computed with use_cache=True",
             )
         batch = x.shape[0]
         if not state.layers:
@@ -311,8 +311,8 @@ class LSTMModel(LSTMPreTrainedModel):
             return [(zero, zero) for zero in zeros]
         if state.layers[0][0].shape[1] != batch:
             raise UsageError(
-                f"past_key_values has {state.layers[0][0].shape[1]} rows and the input {batch}: expected as many",
-                help="state.reorder(rows) picks and repeats rows",
+                f"past_key_values has {state.layers[0][0].shape[1]} rows and the input {batch}: expected equal numbers",
+                help="select or repeat rows with state.reorder(rows)",
             )
         return state.layers
 

@@ -111,8 +111,8 @@ class T5Config(PreTrainedConfig):
             if self.extra.get(name, value) != value:
                 raise ConfigError(
                     f"config.{name} is {self.extra[name]!r:.60}, and feed_forward_proj {self.feed_forward_proj!r} "
-                    f"makes it {value!r}",
-                    help="state the activation in feed_forward_proj, and leave the other key out",
+                    f"implies {value!r}",
+                    help="set the activation in feed_forward_proj, and leave the other key out",
                 )
         object.__setattr__(self, "extra", {key: value for key, value in self.extra.items() if key not in DERIVED})
 
@@ -389,7 +389,7 @@ def _memory_bias(x: torch.Tensor, memory: torch.Tensor | None, mask: torch.Tenso
     batch, length = x.shape[:2]
     if memory.shape[0] != batch:
         raise UsageError(
-            f"the encoder has a batch of {memory.shape[0]} and the decoder of {batch}: expected a source for each row"
+            f"the encoder has a batch of {memory.shape[0]} and the decoder one of {batch}: expected equal batches"
         )
     seen = visible_keys(mask, batch, length, memory.shape[1], causal=False, device=x.device)
     if seen is None:
@@ -542,10 +542,11 @@ class T5EncoderDecoder(T5PreTrainedModel):
 
 def _check_source_and_target(input_ids: Any, encoder_outputs: Any, decoder_input_ids: Any) -> None:
     if (input_ids is None) is (encoder_outputs is None):
-        raise UsageError("input_ids and encoder_outputs: expected one of them")
+        raise UsageError("input_ids and encoder_outputs: expected exactly one of them")
     if decoder_input_ids is None:
         raise UsageError(
-            "no decoder_input_ids: expected the target's tokens", help="with a head, labels= gives them too"
+            "decoder_input_ids are missing: expected the target's tokens",
+            help="in a model with a head, labels= is enough",
         )
 
 
@@ -559,8 +560,8 @@ def _checked_padding_mask(attention_mask: torch.Tensor) -> torch.Tensor:
     if attention_mask.ndim != 2:
         raise UsageError(
             f"attention_mask {tuple(attention_mask.shape)} says which tokens of the source see each other, and "
-            "not which the target sees",
-            help="give cross_attention_mask too, (B, T) or (B, U, T)",
+            "not which of them the target sees",
+            help="also give cross_attention_mask, (B, T) or (B, U, T)",
         )
     return attention_mask
 

@@ -54,12 +54,13 @@ def text_pieces(
     cls = class_at(path)
     if not issubclass(cls, GenerationMixin):
         raise UsageError(
-            f"{os.fspath(path)}: a {cls.__name__} has no head for next tokens", help="`bowline fill-mask` is for BERT"
+            f"{os.fspath(path)}: a {cls.__name__} has no head that predicts next tokens",
+            help="for BERT, use `bowline fill-mask`",
         )
     tokenizer = Tokenizer.from_pretrained(path)
     ids = tokenizer.encode(text)
     if not ids:
-        raise UsageError(f"{text!r} has no tokens", help="give a text to go on from")
+        raise UsageError(f"{text!r} has no tokens", help="give a text to continue")
     model = _whole(cls, path, device)
     cross = model.config.is_encoder_decoder
     if not cross and len(ids) > 1 and tokenizer.decode(ids[-1:]) == " ":
@@ -71,9 +72,17 @@ def text_pieces(
         options |= _stated_draws(path)
     if seed is not None:
         if not options.get("do_sample"):
-            raise UsageError(f"seed={seed}, and nothing is drawn", help="add a temperature of 1, or leave the seed out")
+            raise UsageError(
+                f"seed={seed}: has no effect, because no token is drawn at random",
+                help="add a temperature of 1 to draw tokens, or leave the seed out",
+                argument="seed",
+            )
         if not -(2**63) <= seed < 2**64:
-            raise UsageError(f"seed={seed}: expected a number of 64 bits", help="any from 0 will do")
+            raise UsageError(
+                f"seed={seed}: expected a whole number that fits into 64 bits",
+                help="choose a small number, such as 0",
+                argument="seed",
+            )
         options["generator"] = torch.Generator(model.device).manual_seed(seed)
     options["max_new_tokens"] = _room(model, len(ids)) if max_new_tokens is None else max_new_tokens
     prompt = torch.tensor([ids], device=model.device)
@@ -128,7 +137,8 @@ def filled_text(path: str | os.PathLike[str], text: str, *, top_k: int = 5, devi
         cls = BertForMaskedLM
     if issubclass(cls, GenerationMixin) or cls.output_embeddings is None:
         raise UsageError(
-            f"{os.fspath(path)}: a {cls.__name__} has no head for masks", help="`bowline generate` is for GPT-2 and T5"
+            f"{os.fspath(path)}: a {cls.__name__} has no head that predicts masked tokens",
+            help="for GPT-2 and T5, use `bowline generate`",
         )
     tokenizer = Tokenizer.from_pretrained(path)
     return fill_mask(_whole(cls, path, device), text, tokenizer, top_k)
@@ -142,11 +152,16 @@ def _pieces(tokenizer: Tokenizer, new: Any, text: str, ids: list[int]) -> Iterat
 
 def _whole(cls: type[Any], path: str | os.PathLike[str], device: str) -> Any:
     if checked_device(device).type == "meta":
-        raise UsageError("device 'meta': holds no numbers, and nothing can be computed there", help="cpu, cuda")
+        raise UsageError(
+            "device='meta': tensors on this device have no values, so nothing can be computed there",
+            help="use cpu or cuda",
+            argument="device",
+        )
     model, info = cls.from_pretrained(path, device=device, output_loading_info=True)
     if info.missing_keys:
         raise CheckpointError(
-            f"{os.fspath(path)}: has no {listed(info.missing_keys, 1)}, which {cls.__name__} would draw at random",
-            help="its answers would mean nothing: train the head first, or take a checkpoint that has one",
+            f"{os.fspath(path)}: has no {listed(info.missing_keys, 1)}, which {cls.__name__} would "
+            "initialise at random",
+            help="train these tensors first, or use a checkpoint that has them; random ones give meaningless answers",
         )
     return model

@@ -84,10 +84,12 @@ def check_can_save(path: str | Path) -> None:
     if path.suffix.lower() not in NAMELESS:
         raise UsageError(
             f"{path}: expected a file name that ends in {', '.join(NAMELESS)}, got {path.suffix or 'no ending'}",
-            help=f"say {path.with_suffix('.svg')}",
+            help=f"use {path.with_suffix('.svg')}",
         )
     if not path.parent.is_dir():
-        raise UsageError(f"{path}: there is no directory {path.parent}", help="name a place that can be written")
+        raise UsageError(
+            f"{path}: the directory {path.parent} does not exist", help="give a file in an existing directory"
+        )
     with plain_style():
         pass
 
@@ -106,6 +108,7 @@ def save(figure: Figure, path: str | Path) -> Path:
             figure.savefig(path, metadata=metadata, dpi=150)
     except OSError as error:
         raise UsageError(
-            f"{path}: the figure cannot be written: {error.strerror or error}", help="name a place that can be written"
+            f"{path}: the figure cannot be written: {error.strerror or error}",
+            help="give a file in a writable directory",
         ) from error
     return path

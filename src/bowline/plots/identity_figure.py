@@ -104,7 +104,7 @@ def identity_answer(table: Table | Rows, *, rows: int | None = None, seed: int =
     held = _held(table, rows, seed)
     if held.nonzero.size < 2 or held.hidden_size < 1:
         raise UsageError(
-            f"table: expected two rows that are finite and not zero, got {held.nonzero.size} of {held.stored}",
+            f"table: expected at least two rows that are finite and not zero, got {held.nonzero.size} of {held.stored}",
             help="pass a table that was initialised",
         )
     eigenvalues = held.eigenvalues()[::-1]

@@ -45,7 +45,7 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 
 def _function(name: str) -> Callable[[Floats], Floats]:
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise UsageError(f"the activation {name!r}: expected one of {', '.join(ACTIVATIONS)}")
+        raise UsageError(f"activation {name!r}: expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

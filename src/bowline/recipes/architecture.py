@@ -112,7 +112,7 @@ class Architecture:
         if not isinstance(family, str) or family not in _READERS:
             raise UsageError(
                 f"{type(model).__name__} of the family {family!r:.60}: expected one of {', '.join(_READERS)}",
-                help="say what it is as a bowline.recipes.Architecture",
+                help="describe the model as a bowline.recipes.Architecture",
             )
         read = _READERS[family](config)
         tied = config.get("tie_word_embeddings", True)
@@ -170,7 +170,7 @@ class _Config:
     def __getitem__(self, name: str) -> Any:
         found = self.get(name)
         if found is None:
-            raise ConfigError(f"the config has no {name}", help="give the whole config, as the model has it")
+            raise ConfigError(f"the config has no {name}", help="give the whole config of the model")
         if name == "hidden_act" and not isinstance(found, str):
             raise ConfigError(f"{name} is {found!r:.60}, expected a name", help="correct the config")
         if name not in ("hidden_act", "model_type"):

@@ -241,5 +241,5 @@ def usual(family: str) -> Recipe:
         UsageError: an unknown family.
     """
     if family not in USUAL:
-        raise UsageError(f"the family {family!r:.60}: expected one of {', '.join(USUAL)}")
+        raise UsageError(f"family={family!r:.60}: expected one of {', '.join(USUAL)}", argument="family")
     return RECIPES[USUAL[family]]

@@ -49,11 +49,11 @@ class Scale:
             raise UsageError(f"powers={self.powers!r:.60}: expected {{size: power}}")
         strange = [name for name in self.powers if name not in SYMBOLS]
         if strange:
-            raise UsageError(f"a scale by {strange[0]!r}: expected one of {', '.join(SYMBOLS)}")
+            raise UsageError(f"powers has {strange[0]!r}: expected one of {', '.join(SYMBOLS)}")
         if not all(map(_is_number, self.powers.values())):
-            raise UsageError(f"a scale by {dict(self.powers)!r:.60}: expected finite powers")
+            raise UsageError(f"powers={dict(self.powers)!r:.60}: expected finite numbers")
         if not _is_number(self.factor) or not 0 <= self.factor <= LARGEST:
-            raise UsageError(f"a scale of {self.factor!r:.60}: expected a finite number from 0 to {LARGEST:g}")
+            raise UsageError(f"factor={self.factor!r:.60}: expected a finite number from 0 to {LARGEST:g}")
         object.__setattr__(self, "powers", MappingProxyType(dict(self.powers)))
 
     def __call__(self, sizes: Mapping[str, float]) -> float:
@@ -100,9 +100,7 @@ class Distribution:
 
     def __post_init__(self) -> None:
         if self.kind not in ("normal", "truncated", "uniform", "constant"):
-            raise UsageError(
-                f"a distribution of the kind {self.kind!r:.60}", help="normal, truncated, uniform, constant"
-            )
+            raise UsageError(f"kind={self.kind!r:.60}: expected normal, truncated, uniform or constant")
         if not isinstance(self.scale, Scale):
             raise UsageError(f"scale={self.scale!r:.60}: expected a Scale")
         if not isinstance(self.cut, (int, float)) or not self.cut >= LEAST_CUT:

@@ -77,7 +77,7 @@ def named(recipe: Recipe | str) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
     if not isinstance(recipe, str) or recipe not in RECIPES:
-        raise UsageError(f"the recipe {recipe!r:.60}: expected one of {', '.join(RECIPES)}")
+        raise UsageError(f"recipe={recipe!r:.60}: expected one of {', '.join(RECIPES)}", argument="recipe")
     return RECIPES[recipe]
 
 
@@ -88,12 +88,11 @@ def check_tie(recipe: Recipe, tied: bool) -> None:
         UsageError: the recipe is for the other kind of head.
     """
     if tied not in recipe.ties:
-        wanted, seen = (
-            ("a tied head", "one of its own") if recipe.ties == (True,) else ("a head of its own", "a tied one")
-        )
+        wanted, seen = ("a tied head", "an untied one") if recipe.ties == (True,) else ("an untied head", "a tied one")
         raise UsageError(
-            f"the recipe {recipe.name!r} is for {wanted}, and the model has {seen}",
-            help="dataclasses.replace(recipe, ties=(True, False)) takes it for both",
+            f"recipe={recipe.name!r}: is for {wanted}, and the model has {seen}",
+            help="use another recipe, or allow both with dataclasses.replace(recipe, ties=(True, False))",
+            argument="recipe",
         )
 
 

@@ -60,7 +60,7 @@ def log_sum_exp(
         114.5
     """
     if not all(map(math.isfinite, (width, extra_width, *extra))):
-        raise UsageError("logits that are not finite have no softmax", help="draw with a smaller std")
+        raise UsageError("the logits are not finite, so they have no softmax", help="use a smaller std")
     over = max(width, extra_width, max(extra, default=0.0) / REACH) / LARGEST
     if over > 1:
         scaled = log_sum_exp(width / over, count, [m / over for m in extra], extra_width / over)

@@ -108,7 +108,9 @@ class Recipe:
                 raise UsageError(f"recipe {self.name!r}: {what}={getattr(self, what)!r:.60}, expected a Scale")
         lacking = [role for role in (Role.INPUT_EMBEDDING, Role.LINEAR) if role not in self.roles]
         if lacking:
-            raise UsageError(f"recipe {self.name!r}: says nothing of the {lacking[0]!s}")
+            raise UsageError(
+                f"recipe {self.name!r}: has no distribution for {str(lacking[0])!r}", help="add one to its roles"
+            )
         object.__setattr__(self, "roles", MappingProxyType({Role(role): how for role, how in self.roles.items()}))
 
     def of(self, role: Role) -> Distribution:

@@ -52,7 +52,7 @@ class ExperimentSizes:
         if self.hidden_size % self.heads:
             raise UsageError(f"hidden_size={self.hidden_size}: expected a multiple of heads={self.heads}")
         if self.seeds < 2:
-            raise UsageError(f"seeds={self.seeds}: expected at least 2, an error bar needs them")
+            raise UsageError(f"seeds={self.seeds}: expected at least 2, because a standard error needs them")
 
     @property
     def tokens(self) -> int:

@@ -140,7 +140,7 @@ def write_whole(path: Path, content: str) -> None:
     except OSError as error:
         staged.unlink(missing_ok=True)
         raise UsageError(
-            f"{path}: cannot be written: {error.strerror or error}", help="name a directory that can be written"
+            f"{path}: cannot be written: {error.strerror or error}", help="give a writable directory"
         ) from error
 
 

@@ -23,6 +23,7 @@ from bowline.nn.init.init_weights import init_weights
 from bowline.nn.init.measured_loss import measure_loss
 from bowline.recipes import RECIPES, InitialLoss, Recipe, expected_loss
 from bowline.recipes.expected import named
+from bowline.wording import joined
 
 __all__ = ["FAMILIES", "Comparison", "compare", "recipes_of"]
 
@@ -136,19 +137,24 @@ def compare(
         UsageError: an unknown family or recipe, an invalid size, or a recipe that is not for the tie.
     """
     if family not in FAMILIES:
-        raise UsageError(f"the family {family!r:.60}: expected one of {', '.join(FAMILIES)}")
+        raise UsageError(f"family={family!r:.60}: expected one of {', '.join(FAMILIES)}", argument="family")
     this = FAMILIES[family]
     for what, sizes in (("vocab_size", vocab_sizes), ("hidden_size", hidden_sizes)):
         wrong = [size for size in sizes or () if size < 2]
         if wrong:
             raise UsageError(f"{what}={wrong[0]}: expected at least 2", argument=what)
-    if num_layers < 1 or draws < 0:
-        raise UsageError(f"{num_layers} layers and {draws} draws: expected at least 1 layer, and 0 draws or more")
+    for what, count, least in (("num_layers", num_layers, 1), ("draws", draws, 0)):
+        if count < least:
+            raise UsageError(f"{what}={count}: expected at least {least}", argument=what)
     chosen = [named(recipe) for recipe in recipes] if recipes else recipes_of(family)
     pairs = [(recipe, tied) for recipe in chosen for tied in recipe.ties if ties is None or tied in ties]
     if not pairs:
-        names = ", ".join(recipe.name for recipe in chosen)
-        raise UsageError(f"{names}: not for a head that is {'tied' if ties == [True] else 'untied'}")
+        names = joined([recipe.name for recipe in chosen])
+        raise UsageError(
+            f"recipe={names}: not for {'a tied' if ties == [True] else 'an untied'} head",
+            help="name a recipe for such a head, or leave the tie open",
+            argument="recipe",
+        )
     for vocab in vocab_sizes or (this.vocab_size,):
         for width in hidden_sizes or (this.hidden_size,):
             for recipe, tied in pairs:
@@ -173,7 +179,8 @@ def _measured(cls: type[Any], config: Any, recipe: Recipe, seed: int) -> float:
     except RuntimeError as error:  # torch raises it if the model does not fit into memory
         reason = str(error).splitlines()[0]
         raise UsageError(
-            f"{cls.__name__} of {config.vocab_size} tokens cannot be built: {reason}", help="smaller sizes, or draws=0"
+            f"{cls.__name__} of {config.vocab_size} tokens cannot be built: {reason}",
+            help="use smaller sizes, or draws=0 to predict only",
         ) from None
     init_weights(model, recipe, seed=seed)
     return measure_loss(model, length=LENGTH, seed=seed).loss

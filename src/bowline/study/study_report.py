@@ -67,7 +67,7 @@ def earlier(directory: Path, setting: ExperimentSizes) -> list[dict[str, Any]]:
         return []
     if not isinstance(found, dict) or found.get("version") != VERSION:
         raise UsageError(
-            f"{directory / RECORD}: expected version {VERSION} of a study's record", help="give another directory"
+            f"{directory / RECORD}: expected a study's record of version {VERSION}", help="give another directory"
         )
     answers = found.get("answers") if found.get("setting") == setting.as_dict() else None
     return [each for each in answers or () if isinstance(each, dict)]

@@ -101,12 +101,10 @@ def _opened(directory: Path) -> Path:
         if not os.access(directory, os.W_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
-        raise UsageError(
-            f"{directory}: {error.strerror or error}", help="name a directory that can be written"
-        ) from error
+        raise UsageError(f"{directory}: {error.strerror or error}", help="give a writable directory") from error
     if there and not there & {RECORD, "units", "text"}:
         raise UsageError(
             f"{directory}: holds {sorted(there)[0]} and no earlier study, expected a new or empty directory",
-            help="name another one",
+            help="give another directory",
         )
     return directory

@@ -43,14 +43,19 @@ def model_for(config: TrainConfig, tokenizer: TextTokenizer, packed: Packed) -> 
     """
     device = checked_device(config.device)
     if device.type == "meta":
-        raise UsageError("device 'meta': holds no numbers, and nothing can be trained there", help="cpu, cuda")
+        raise UsageError(
+            "device='meta': tensors on this device have no values, so nothing can be trained there",
+            help="use cpu or cuda",
+            argument="device",
+        )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)
         model = _taken(config, tokenizer) if config.init_from is not None else _drawn(config, tokenizer)
     if config.untie_at_step is not None and tie_state(model) == "untied":
         raise UsageError(
-            f"untie_at_step={config.untie_at_step}: the head of {config.init_from} is a matrix of its own already",
-            help="leave --untie-at-step out, or tie it first: --tie",
+            f"untie_at_step={config.untie_at_step}: the head of {config.init_from} has its own matrix already",
+            help="leave --untie-at-step out, or add --tie to tie it first",
+            argument="untie_at_step",
         )
     if begins_at_unigram(config, model):
         _begin_at_unigram(model, packed)
@@ -134,8 +139,9 @@ def _config(config: TrainConfig, vocab_size: int, ids: Mapping[str, int | None])
     fixed = sorted(keys.keys() & config.model.keys() - set(POSITIONS.values()))
     if fixed:
         raise UsageError(
-            f"model: {fixed[0]} is not the config's to say: it follows from the tokenizer or has an option of its own",
-            help="leave it out",
+            f"model: {fixed[0]} cannot be set here, because the tokenizer or an option of its own determines it",
+            help=f"leave {fixed[0]} out of model",
+            argument="model",
         )
     made = CONFIGS[family](vocab_size=vocab_size).updated(**{**keys, **config.preset.model, **config.model})
     _check_positions(made, config)
@@ -156,19 +162,23 @@ def _taken(config: TrainConfig, tokenizer: TextTokenizer) -> PreTrainedModel:
     found = class_at(place)
     if found.config_class.model_type != config.family:
         raise ConfigError(
-            f"{config.init_from}: is a {found.config_class.model_type}, and the family is {config.family}",
+            f"{config.init_from}: expected a checkpoint of the family {config.family}, got one of "
+            f"{found.config_class.model_type}",
             help=f"--family {found.config_class.model_type}",
         )
     changes = {} if config.pad_logit is None else {"pad_logit": config.pad_logit}
     model: PreTrainedModel = model_class({"model_type": config.family}).from_pretrained(place, **changes)
     if model.config.vocab_size < len(tokenizer):
         raise UsageError(
-            f"{config.init_from}: has {model.config.vocab_size} rows, and its tokenizer {len(tokenizer)} tokens",
-            help="bowline.nn.resize_vocab gives it the rows that it lacks",
+            f"{config.init_from}: its table has {model.config.vocab_size} rows, fewer than the {len(tokenizer)} tokens "
+            "of its tokenizer",
+            help="add the missing rows with bowline.nn.resize_vocab",
         )
     if config.pad_logit == "mask" and model.config.pad_token_id is None:
         raise UsageError(
-            f"{config.init_from}: pad_logit='mask' and no pad_token_id in its config", help="leave --pad-logit out"
+            f"pad_logit='mask': the config of {config.init_from} has no pad_token_id",
+            help="leave --pad-logit out, or set pad_token_id in the config",
+            argument="pad_logit",
         )
     _check_positions(model.config, config)
     if config.tie is True:
@@ -182,7 +192,9 @@ def _check_positions(made: Any, config: TrainConfig) -> None:
     table = getattr(made, POSITIONS.get(config.family, ""), None)
     if table is not None and config.value("length") > table:
         raise UsageError(
-            f"a length of {config.value('length')}, and the model has {table} positions", help=f"--length {table}"
+            f"length={config.value('length')}: expected at most {table}, the number of positions in the model",
+            help=f"--length {table}",
+            argument="length",
         )
 
 
@@ -192,7 +204,8 @@ def _begin_at_unigram(model: PreTrainedModel, packed: Packed) -> None:
     if bias is None:
         raise UsageError(
             f"head_bias='unigram': the head of this {type(model).__name__} has no bias",
-            help="leave --head-bias out, or build the model with one",
+            help="leave --head-bias out, or build the model with a bias",
+            argument="head_bias",
         )
     bias.copy_(torch.from_numpy(packed.unigram(len(bias))).log())
 

@@ -130,5 +130,5 @@ def preset(family: str, size: str) -> Preset:
     """
     for what, value, known in (("family", family, FAMILIES), ("size", size, SIZES)):
         if value not in known:
-            raise UsageError(f"{what}={value!r:.60}: expected one of {', '.join(known)}")
+            raise UsageError(f"{what}={value!r:.60}: expected one of {', '.join(known)}", argument=what)
     return PRESETS[family, size]

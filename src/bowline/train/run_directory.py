@@ -36,7 +36,7 @@ def taken(place: Path, config: TrainConfig, survey: CorpusSurvey, *, resume: boo
         CheckpointError: `place` cannot be written.
     """
     if os.path.lexists(place) and not place.is_dir():
-        raise UsageError(f"{place}: is not a directory", help="give another name")
+        raise UsageError(f"{place}: is not a directory", help="give another directory")
     new = [path for path in (place, *place.parents) if not path.exists()]
     with locked(place):
         before = stated(place / RUN)
@@ -46,13 +46,15 @@ def taken(place: Path, config: TrainConfig, survey: CorpusSurvey, *, resume: boo
             _begin(place, config, survey)
         elif steps_in(place / "checkpoints"):
             if not resume:
-                raise UsageError(f"{place}: holds a run", help="--resume goes on with it, or give another directory")
+                raise UsageError(
+                    f"{place}: already holds a run", help="--resume continues it, or give another directory"
+                )
             _refuse_another(place, before, config, survey)
             goes_on = True
         elif (place / "config.json").exists():
             raise UsageError(
-                f"{place}: holds a model that was trained, and no checkpoint to go on from",
-                help=f"give another directory; --init-from {place} begins with its weights",
+                f"{place}: already holds a trained model, and no checkpoint to resume from",
+                help=f"give another directory; --init-from {place} starts from its weights",
             )
         else:  # a run without a checkpoint can begin again
             _begin(place, config, survey)
@@ -97,7 +99,7 @@ def _refuse_what_is_there(place: Path) -> None:
     there = sorted(path.name for path in place.iterdir() if not path.name.startswith(f".{RUN}."))
     if there:
         raise UsageError(
-            f"{place}: holds something else ({listed(there, 3)}), expected a new or an empty directory",
+            f"{place}: expected a new or empty directory, got one that holds {listed(there, 3)}",
             help="give another directory",
         )
 
@@ -108,6 +110,6 @@ def _refuse_another(place: Path, before: dict[str, Any], config: TrainConfig, su
         odd = ["the text in it has changed"]
     if odd:
         raise UsageError(
-            f"{place}: is a run of another configuration: {'; '.join(odd)}",
-            help="resume with what it began with, or begin in another directory",
+            f"{place}: holds a run with other settings: {'; '.join(odd)}",
+            help="resume with the settings of that run, or start a new run in another directory",
         )

@@ -1,4 +1,4 @@
-"""All that `bowline train` can be told, as one frozen record that JSON holds."""
+"""The configuration of `bowline train`: one frozen record, which can be written as JSON."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["TrainConfig"]
 PAD_LOGITS = ("keep", "mask")
 RANDOM_TOKENS = ("all", "ordinary")
 MOST_HIDDEN = 0.9
-"""Of a T5's tokens: with more there is next to nothing to read."""
+"""The largest share of a T5's tokens to mask: with more, the encoder has almost nothing to read."""
 OF_PRESET = ("steps", "length", "batch_size", "accumulation", "learning_rate", "mask_share")
-"""What the size decides where nothing is given."""
+"""Fields that the size sets if they are not given."""
 OF_DRAW = {"head_bias": None, "embedding_rate": 1.0}
-"""What it decides for weights that it draws itself, and what those of a recipe or a checkpoint have instead."""
+"""Fields that the size sets only for its own initial weights, with their values for a recipe or a checkpoint."""
 MAY_CHANGE = MAY_DIFFER | {"device"}
-"""What a resumed run may have otherwise: no weight depends on it but by rounding."""
+"""Fields that a resumed run may change: they affect the weights at most by rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A training run from plain text. `None` is what the size, or the model that is fine-tuned, decides.
+    """A training run from plain text. `None` leaves a field to the size or to the checkpoint that is fine-tuned.
 
     A field with a `help` in its metadata is an option of `bowline train`.
 
@@ -40,29 +40,30 @@ class TrainConfig:
         family: gpt2, bert, t5 or lstm.
         data: "stdlib", files and directories.
         size: nano, small or base.
-        model: keys of the family's config, in place of the size's.
-        vocab_size: of a new tokenizer, exactly; where it is not given, the size's, or as many as the text gives.
-        tokenizer: a directory to take one from.
-        init_from: a checkpoint to fine-tune; its tokenizer is taken with it.
-        tie: whether the head is the embedding; where nothing is said it is, or is what the checkpoint has.
-        untie_at_step: after so many steps the head becomes a matrix of its own.
-        recipe: how the model is drawn (`bowline.recipes`); the family's own way unless it is given.
-        pad_logit: "keep" or "mask": the padding token's logit is -inf, so that its row stays.
-        head_bias: "zero", or "unigram": it begins at the log of how often each token stands in the text.
-        mask_share: of a BERT's or a T5's tokens, how many are asked for.
+        model: keys of the family's config, which replace those of the size.
+        vocab_size: exact number of tokens of a new tokenizer; by default that of the size, or fewer if the text gives
+            fewer.
+        tokenizer: the directory of a tokenizer to use instead of a new one.
+        init_from: a checkpoint to fine-tune, with its tokenizer.
+        tie: whether the head is the embedding; by default it is, or is as in the checkpoint.
+        untie_at_step: the number of steps after which the head gets its own matrix.
+        recipe: how the model is initialised (`bowline.recipes`); by default in the family's own way.
+        pad_logit: "keep" or "mask"; with "mask" the padding token's logit is -inf, so that its row stays as it is.
+        head_bias: "zero" or "unigram"; with "unigram" it starts at the log of each token's frequency in the text.
+        mask_share: the share of a BERT's or a T5's tokens that are to be predicted.
         random_tokens: "all" or "ordinary": see `bowline.train.text.objectives.MaskedBatches`.
-        strict: refuse bytes and files that are no text.
-        held_out_share: of the text, in whole documents.
-        held_out_tokens: that an evaluation reads at most.
-        length: tokens of an input.
-        batch_size: rows of a batch.
+        strict: refuse bytes and files that are not text instead of skipping them.
+        held_out_share: the share of the text that is held out, in whole documents.
+        held_out_tokens: the most tokens that an evaluation reads.
+        length: tokens per input.
+        batch_size: inputs per batch.
         device: cpu, cuda.
         steps, learning_rate, embedding_rate, min_learning_rate, warmup_steps, weight_decay, clip, accumulation, bf16,
             activation_checkpointing, compile, seed, log_every, evaluate_every, save_every, keep: see
-            `TrainerSettings`. `seed` is also that of the model's draws and of the order of the text.
+            `TrainerSettings`. `seed` also determines the initial weights and the order of the text.
 
     Raises:
-        UsageError: a value that means nothing, or two that contradict each other.
+        UsageError: an invalid value, or two that contradict each other.
 
     Example:
         >>> config = TrainConfig(family="gpt2", steps=300)
@@ -72,70 +73,81 @@ class TrainConfig:
         True
     """
 
-    family: str = field(metadata={"help": "Which family's model.", "choices": FAMILIES})
+    family: str = field(metadata={"help": "The model family.", "choices": FAMILIES})
     data: tuple[str, ...] = field(
         default=("stdlib",),
-        metadata={"help": "A text file, a directory, or stdlib, which is the default. Repeatable.", "metavar": "PATH"},
+        metadata={"help": "A text file, a directory, or stdlib (the default). Repeatable.", "metavar": "PATH"},
     )
-    size: str = field(default="nano", metadata={"help": "How large; nano unless given.", "choices": SIZES})
+    size: str = field(
+        default="nano",
+        metadata={"help": "Size of the model and its usual settings; by default nano.", "choices": SIZES},
+    )
     model: Mapping[str, Any] = field(default_factory=dict)
-    vocab_size: int | None = field(default=None, metadata={"help": "Tokens of a new tokenizer, exactly."})
+    vocab_size: int | None = field(default=None, metadata={"help": "Exact number of tokens of the new tokenizer."})
     tokenizer: str | None = field(
-        default=None, metadata={"help": "Take the tokenizer from here, and train none.", "metavar": "DIR"}
+        default=None, metadata={"help": "Use the tokenizer in DIR instead of training one.", "metavar": "DIR"}
     )
-    init_from: str | None = field(default=None, metadata={"help": "Fine-tune this checkpoint.", "metavar": "DIR"})
+    init_from: str | None = field(default=None, metadata={"help": "Fine-tune the checkpoint in DIR.", "metavar": "DIR"})
     tie: bool | None = field(
-        default=None, metadata={"help": "The head is the embedding, or its own.", "flag": "--tie/--untie"}
+        default=None,
+        metadata={"help": "Tie the head to the embedding, or give it its own matrix.", "flag": "--tie/--untie"},
     )
-    untie_at_step: int | None = field(default=None, metadata={"help": "The head becomes its own after so many steps."})
-    recipe: str | None = field(default=None, metadata={"help": "How the model is drawn; see docs/recipes.md."})
+    untie_at_step: int | None = field(default=None, metadata={"help": "Untie the head after this many steps."})
+    recipe: str | None = field(default=None, metadata={"help": "Recipe to initialise the model; see docs/recipes.md."})
     pad_logit: str | None = field(
-        default=None, metadata={"help": "mask: the padding row stays as it is.", "choices": PAD_LOGITS}
+        default=None,
+        metadata={"help": "mask: never predict padding, so that its row stays unchanged.", "choices": PAD_LOGITS},
     )
     head_bias: str | None = field(
         default=None,
-        metadata={"help": "What the head's bias begins at; of the size unless given.", "choices": HEAD_BIASES},
+        metadata={"help": "Initial value of the head's bias; by default as the size sets it.", "choices": HEAD_BIASES},
     )
     mask_share: float | None = field(
-        default=None, metadata={"help": "Of bert and t5: the share of the tokens that is hidden."}
+        default=None, metadata={"help": "Share of tokens to mask (bert, t5); by default as the size sets it."}
     )
     random_tokens: str = field(
         default="all",
         metadata={
-            "help": "Of bert: which tokens may stand in for a hidden one; all, or ordinary: no special ones.",
+            "help": "Tokens that may replace a masked one (bert): all, or ordinary for no special ones.",
             "choices": RANDOM_TOKENS,
         },
     )
-    strict: bool = field(default=False, metadata={"help": "Refuse bytes and files that are no text."})
-    held_out_share: float = field(default=0.05, metadata={"help": "The share of the text that is never trained on."})
+    strict: bool = field(
+        default=False, metadata={"help": "Refuse bytes and files that are not text instead of skipping them."}
+    )
+    held_out_share: float = field(default=0.05, metadata={"help": "Share of the text that is held out of training."})
     held_out_tokens: int = 2**15
-    length: int | None = field(default=None, metadata={"help": "Tokens of an input."})
-    batch_size: int | None = field(default=None, metadata={"help": "Inputs of a batch."})
-    device: str = field(default="cpu", metadata={"help": "Where to compute: cpu, cuda."})
-    steps: int | None = field(default=None, metadata={"help": "Optimizer steps; of the size unless given."})
+    length: int | None = field(default=None, metadata={"help": "Tokens per input; by default as the size sets it."})
+    batch_size: int | None = field(default=None, metadata={"help": "Inputs per batch; by default as the size sets it."})
+    device: str = field(default="cpu", metadata={"help": "Device to compute on, such as cpu or cuda."})
+    steps: int | None = field(default=None, metadata={"help": "Optimizer steps; by default as the size sets it."})
     learning_rate: float | None = field(
-        default=None, metadata={"help": "The highest, after the warm-up; of the size unless given."}
+        default=None, metadata={"help": "Highest learning rate, after the warm-up; by default as the size sets it."}
     )
     embedding_rate: float | None = field(
         default=None,
-        metadata={"help": "The embedding's rate, as a multiple of the learning rate; of the size unless given."},
+        metadata={"help": "Multiple of the learning rate for the embedding; by default as the size sets it."},
     )
     min_learning_rate: float = 0.1
     warmup_steps: int | None = field(
         default=None,
-        metadata={"help": "Steps in which the rate rises; a tenth of all, at most 100, unless given."},
+        metadata={"help": "Steps in which the learning rate rises; by default a tenth of all, at most 100."},
     )
-    weight_decay: float = field(default=0.1, metadata={"help": "Decay of matrices, the tied one among them."})
-    clip: float = field(default=1.0, metadata={"help": "The norm to which a longer gradient is cut; 0 for none."})
-    accumulation: int | None = field(default=None, metadata={"help": "Batches of a step."})
-    bf16: bool = field(default=False, metadata={"help": "Autocast to bfloat16."})
-    activation_checkpointing: bool = field(default=False, metadata={"help": "Less memory, more time."})
-    compile: bool = field(default=False, metadata={"help": "torch.compile the model."})
-    seed: int = field(default=0, metadata={"help": "Draws the model, the order of the text, and dropout."})
-    log_every: int = field(default=10, metadata={"help": "Steps between records."})
+    weight_decay: float = field(default=0.1, metadata={"help": "Weight decay of matrices, including the tied one."})
+    clip: float = field(default=1.0, metadata={"help": "Norm at which gradients are clipped; 0 for no clipping."})
+    accumulation: int | None = field(
+        default=None, metadata={"help": "Batches per step; by default as the size sets it."}
+    )
+    bf16: bool = field(default=False, metadata={"help": "Compute in bfloat16 by autocast."})
+    activation_checkpointing: bool = field(
+        default=False, metadata={"help": "Recompute activations in the backward pass: less memory, more time."}
+    )
+    compile: bool = field(default=False, metadata={"help": "Compile the model with torch.compile."})
+    seed: int = field(default=0, metadata={"help": "Seed for the initial weights, the order of the text, and dropout."})
+    log_every: int = field(default=10, metadata={"help": "Steps between log records."})
     evaluate_every: int = field(default=100, metadata={"help": "Steps between held-out evaluations."})
     save_every: int = field(default=200, metadata={"help": "Steps between checkpoints."})
-    keep: int = field(default=2, metadata={"help": "Checkpoints that stay."})
+    keep: int = field(default=2, metadata={"help": "Number of checkpoints to keep."})
 
     def __post_init__(self) -> None:
         data: Any = self.data
@@ -186,17 +198,27 @@ class TrainConfig:
 
     def _contradictions(self) -> None:
         for one, other, why, way_out in (
-            ("tokenizer", "vocab_size", "a tokenizer that is taken has its own size", "leave one of them out"),
-            ("init_from", "tokenizer", "a checkpoint's rows belong to its own tokenizer", "leave --tokenizer out"),
-            ("init_from", "vocab_size", "a checkpoint has its own vocabulary", "bowline.nn.resize_vocab changes it"),
-            ("init_from", "recipe", "a checkpoint is not drawn", "leave one of them out"),
+            ("tokenizer", "vocab_size", "a given tokenizer has its own vocabulary size", "leave one of them out"),
+            ("init_from", "tokenizer", "a checkpoint is fine-tuned with its own tokenizer", "leave --tokenizer out"),
+            (
+                "init_from",
+                "vocab_size",
+                "a checkpoint has its own vocabulary",
+                "change it with bowline.nn.resize_vocab",
+            ),
+            (
+                "init_from",
+                "recipe",
+                "a recipe initialises new weights, and a checkpoint has trained ones",
+                "leave one of them out",
+            ),
             ("init_from", "model", "a checkpoint has its own config", "leave one of them out"),
         ):
             if getattr(self, one) and getattr(self, other):
                 raise UsageError(f"{one} and {other}: {why}", help=way_out, argument=(one, other))
         if self.head_bias is not None and self.init_from is not None:
             raise UsageError(
-                "init_from and head_bias: the checkpoint's bias was trained",
+                "init_from and head_bias: the checkpoint has a trained bias already",
                 help="leave --head-bias out",
                 argument=("init_from", "head_bias"),
             )
@@ -209,36 +231,36 @@ class TrainConfig:
         if self.head_bias is not None and self.family in ("gpt2", "t5"):
             raise UsageError(
                 f"head_bias={self.head_bias!r}: the head of a {self.family} has no bias",
-                help="bert and lstm have one; of the others the table itself has to learn how often tokens come",
+                help="leave it out; only bert and lstm have a head with a bias",
                 argument="head_bias",
             )
         if self.mask_share is not None and self.family in ("gpt2", "lstm"):
             raise UsageError(
-                f"mask_share={self.mask_share!r:.60}: a {self.family} is trained without masks",
-                help="bert and t5 have them",
+                f"mask_share={self.mask_share!r:.60}: a {self.family} is trained without masking",
+                help="leave it out; it is for bert and t5",
                 argument="mask_share",
             )
         if self.mask_share is not None and self.family == "t5" and self.mask_share > MOST_HIDDEN:
             raise UsageError(
                 f"mask_share={self.mask_share!r:.60}: expected at most {MOST_HIDDEN} of a t5's tokens",
-                help="what stands between the holes is all that its encoder reads",
+                help="give a smaller share; the encoder needs tokens between the masked spans",
                 argument="mask_share",
             )
         if self.pad_logit == "mask" and self.family in ("gpt2", "lstm"):
             raise UsageError(
-                f"pad_logit='mask': a {self.family} is trained without padding, so that no row is one for it",
-                help="bert and t5 have a padding token",
+                f"pad_logit='mask': a {self.family} is trained without padding, so it has no padding row",
+                help="leave it out; it is for bert and t5",
                 argument="pad_logit",
             )
 
     @property
     def preset(self) -> Preset:
-        """What the size says."""
+        """The settings of the size."""
         return preset(self.family, self.size)
 
     @property
     def drawn_by(self) -> str | None:
-        """The recipe by which a new model is drawn; `None` for the family's own way, which is transformers'.
+        """The recipe by which a new model is initialised; `None` for the family's own way, which is transformers'.
 
         A T5 with a head of its own is drawn by `t5-mesh`: transformers draws such a head with std 1, and the first loss
         is six times ln V.
@@ -248,7 +270,7 @@ class TrainConfig:
         return self.recipe
 
     def value(self, name: str) -> Any:
-        """A field, or what the size has in its place."""
+        """The value of a field, or that of the size if the field is `None`."""
         value = getattr(self, name)
         if value is not None or name not in (*OF_PRESET, *OF_DRAW):
             return value
@@ -256,7 +278,7 @@ class TrainConfig:
         return OF_DRAW[name] if elsewhere else getattr(self.preset, name)
 
     def settings(self) -> TrainerSettings:
-        """What the loop is told."""
+        """The settings of the training loop."""
         names = {one.name for one in fields(TrainerSettings)} & {one.name for one in fields(self)}
         settings = TrainerSettings(**{name: self.value(name) for name in names})
         if settings.untie_at_step is not None and settings.untie_at_step >= settings.steps:
@@ -267,7 +289,7 @@ class TrainConfig:
         return settings
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: the fields that are not at their defaults, and the family, the data and the size."""
+        """For JSON: the family, data, size and seed, and all fields that differ from their defaults."""
         content = dataclasses.asdict(self) | {"data": list(self.data)}
         always = ("family", "data", "size", "seed")
         return {
@@ -277,53 +299,56 @@ class TrainConfig:
         }
 
     def effective(self) -> dict[str, Any]:
-        """Every field with what it comes to."""
+        """Every field with the value that the run uses."""
         content = dataclasses.asdict(self) | {"data": list(self.data)}
         return content | {name: self.value(name) for name in (*OF_PRESET, *OF_DRAW)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], origin: str = "the configuration") -> Self:
-        """What a JSON object says.
+        """Makes a configuration from a JSON object.
 
         Raises:
-            UsageError: a key that is none of the fields', or a value that means nothing.
+            UsageError: a key that is not a field, or an invalid value.
         """
         known = [one.name for one in fields(cls)]
         for key in content:
             if key not in known:
                 close = get_close_matches(str(key), known, n=1)
                 raise UsageError(
-                    f"{origin}: {key!r:.60} is no key of a training run",
-                    help=f"perhaps {close[0]}" if close else f"its keys are {', '.join(known)}",
+                    f"{origin}: {key!r:.60} is not a setting of a training run",
+                    help=f"perhaps {close[0]}" if close else f"expected one of {', '.join(known)}",
                 )
         if "family" not in content:
             raise UsageError(
-                f"no family: expected one of {', '.join(FAMILIES)}", help="give --family, or --config FILE"
+                f"no family: expected one of {', '.join(FAMILIES)}",
+                help="give --family, or --config FILE with a family",
             )
         return cls(**content)
 
     @staticmethod
     def read(path: Path) -> dict[str, Any]:
-        """The content of a file of a configuration.
+        """Reads the JSON file of a configuration.
 
         Raises:
-            UsageError: it cannot be read, or holds no object.
-            FormatError: it is no JSON.
+            UsageError: it cannot be read, or does not hold an object.
+            FormatError: it is not JSON.
         """
         try:
             content = loads(path.read_bytes(), str(path))
         except OSError as error:
             raise UsageError(f"{path}: cannot be read: {error.strerror or error}", help="give another file") from None
         if not isinstance(content, dict):
-            raise UsageError(f"{path}: a {type(content).__name__}, expected an object", help='as {"family": "gpt2"}')
+            raise UsageError(
+                f"{path}: expected a JSON object, got a {type(content).__name__}", help='such as {"family": "gpt2"}'
+            )
         return content
 
     def dumps(self) -> str:
-        """`to_dict` as text."""
+        """The JSON of `to_dict`."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """What `effective` of another run has otherwise, but for what changes no weight: one line for each.
+        """The differences from `effective` of another run, one line for each, without fields that change no weight.
 
         Example:
             >>> TrainConfig(family="gpt2").differences(TrainConfig(family="gpt2", steps=7, keep=9).effective())

@@ -68,9 +68,11 @@ class Plan:
         config, packed = self.config, self.text.packed
         steps, rows = config.value("steps"), config.value("batch_size")
         each = f"{config.value('accumulation')} x " if config.value("accumulation") > 1 else ""
-        drawn = "drawn as the family is" if config.drawn_by is None else f"drawn by {config.drawn_by}"
-        drawn = drawn if config.init_from is None else f"of {config.init_from}"
-        drawn += ", the head's bias at how often tokens come" * begins_at_unigram(config, self.model)
+        drawn = (
+            "initialised as usual for the family" if config.drawn_by is None else f"initialised by {config.drawn_by}"
+        )
+        drawn = drawn if config.init_from is None else f"from {config.init_from}"
+        drawn += ", the head's bias from token frequencies" * begins_at_unigram(config, self.model)
         return [
             f"text      {self.text.survey}",
             f"tokens    {packed}; a vocabulary of {len(self.text.tokenizer):,}",
@@ -90,7 +92,7 @@ class Plan:
                 when = self.config.untie_at_step
                 until = "" if when is None else f" until step {when:,}"
                 return f"{count:,} ({share:.1%}) of them in the tied matrix, {tie}{until}"
-        return "the head a matrix of its own"
+        return "the head has its own matrix"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +192,7 @@ def train(
             corpus = find_text(config.data, strict=config.strict, without=place)
             goes_on = stack.enter_context(taken(place, config, corpus.survey, resume=resume))
             if resume and not goes_on and say is not None:
-                say(f"{place}: no checkpoint of a run to go on from, a new run begins")
+                say(f"{place}: no checkpoint to resume from, so a new run starts")
             text = prepare(config, place, corpus, say)
         processes.total([0.0])  # the others wait until the text is prepared
         if not processes.first:
@@ -219,4 +221,6 @@ def _kept(place: Path, error: OSError | CheckpointError) -> CheckpointError:
     """Make the error for a model that cannot be written to `out`; it says that the last checkpoint has it."""
     found = error if isinstance(error, CheckpointError) else cannot_write(place, error)
     last = place / "checkpoints" / f"step-{steps_in(place / 'checkpoints')[-1]:08d}"
-    return type(found)(f"{found.message}; {last} is whole", help="--resume writes the model, once there is room for it")
+    return type(found)(
+        f"{found.message}; {last} is complete", help="--resume writes the model, once there is space for it"
+    )

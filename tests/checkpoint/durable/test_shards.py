@@ -77,7 +77,10 @@ def test_a_size_means_what_huggingface_hub_takes_it_for(size: str) -> None:
     "size", ["", "5", "GB", "5GiB", "5 B", "-1GB", "0KB", "nanGB", "infGB", "1e400GB", "a lot", 0, -1]
 )
 def test_a_size_that_means_nothing_is_a_usage_error(size: str | int) -> None:
-    with pytest.raises(UsageError, match=r"a size of .*, expected bytes .* \(help: \"5GB\" .*, or 1024 without quotes"):
+    with pytest.raises(
+        UsageError,
+        match=r"max_shard_size=.*: expected a positive .* \(help: for example \"5GB\", or 1024 without quotes",
+    ):
         parse_size(size)
 
 
@@ -254,9 +257,9 @@ def bad(**changed: Any) -> list[Payload]:
         ({"dtype": "F4", "shape": (3,)}, r"t: F4 of shape \[3\], expected elements that fill whole bytes"),
         ({"shape": (-2, -4)}, r"t: U8 of shape \[-2, -4\]"),
         ({"shape": (9,)}, r"t: 8 bytes for U8 of shape \[9\], expected 9"),
-        ({"data": lambda: memoryview(bytes(16))[::2]}, "expected 8, one after the other"),
-        ({"name": "a"}, "a: the name of two tensors"),
-        ({"name": "__metadata__"}, "__metadata__: a name that is taken"),
+        ({"data": lambda: memoryview(bytes(16))[::2]}, "expected 8 contiguous ones"),
+        ({"name": "a"}, "a: two tensors have this name"),
+        ({"name": "__metadata__"}, "__metadata__: this name is taken"),
     ],
 )
 @pytest.mark.parametrize("limit", [8, 100])

@@ -55,7 +55,7 @@ def test_bit_patterns_keep_their_dtype_and_stand_by_width(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("dtype", ["BF17", "F32", "bf16"])
 def test_bits_of_a_dtype_of_another_width_or_none_are_a_usage_error(dtype: str) -> None:
-    with pytest.raises(UsageError, match="from patterns of uint16"):
+    with pytest.raises(UsageError, match=f"the bit patterns for {dtype} are uint16"):
         Bits(dtype, np.zeros(1, np.uint16))
 
 

@@ -63,8 +63,8 @@ def bad_archives() -> Iterator[tuple[str, bytes, str]]:
     yield "a tar file", b"x" * 257 + b"ustar" + b"x" * 250, "before 1.6"
     yield "a legacy file with an archive behind", b"\x80\x02\x8a\x0alxxxx" + GOOD, "a bare pickle"
     yield "bytes before the archive", b"PK\x03\x04" + GOOD, "its directory spans"
-    yield "bytes after the archive", GOOD + b"\0", "no bytes cut off, none added"
-    yield "a cut archive", GOOD[:-1], "no bytes cut off, none added"
+    yield "bytes after the archive", GOOD + b"\0", "bytes were cut off or added"
+    yield "a cut archive", GOOD[:-1], "bytes were cut off or added"
     yield "a comment", GOOD[:-2] + b"\x05\x00", "a zip archive with a comment"
     yield (
         "a count too high",
@@ -75,31 +75,39 @@ def bad_archives() -> Iterator[tuple[str, bytes, str]]:
     yield "several disks", GOOD[:-18] + b"\x01\x00" + GOOD[-16:], "in several parts"
     yield "DEFLATE", archive({"data.pkl": b"}."}, method=zipfile.ZIP_DEFLATED), "compressed (DEFLATE), expected stored"
     yield "encryption", in_directory(GOOD, DATA, 8, ENCRYPTED), "is encrypted"
-    yield "encryption in the header", in_header(GOOD, DATA, 6, ENCRYPTED), "is not the one that the directory promises"
+    yield "encryption in the header", in_header(GOOD, DATA, 6, ENCRYPTED), "does not match the archive's directory"
     yield (
         "compression in the header",
         in_header(GOOD, DATA, 8, b"\x08\x00"),
-        "is not the one that the directory promises",
+        "does not match the archive's directory",
     )
     yield (
         "another name in the header",
         in_header(GOOD, DATA, 30, b"Model"),
-        "is not the one that the directory promises",
+        "does not match the archive's directory",
     )
-    yield "another size in the header", in_header(GOOD, DATA, 18, b"\x10\0\0\0"), "24 bytes by its header, expected"
-    yield "no header", in_header(GOOD, DATA, 0, b"PK\x01\x02"), "is not the one that the directory promises"
-    yield "a header that runs into others", in_header(GOOD, DATA, 28, b"\xff\xff"), "where other things begin"
+    yield "another size in the header", in_header(GOOD, DATA, 18, b"\x10\0\0\0"), "24 bytes by its header, but"
+    yield "no header", in_header(GOOD, DATA, 0, b"PK\x01\x02"), "does not match the archive's directory"
+    yield (
+        "a header that runs into others",
+        in_header(GOOD, DATA, 28, b"\xff\xff"),
+        "where the next part of the archive begins",
+    )
     yield "two sizes", in_directory(GOOD, DATA, 20, struct.pack("<I", 23)), "stored with two sizes"
-    yield "past the end", in_directory(GOOD, DATA, 20, struct.pack("<II", 10**9, 10**9)), "lies over"
-    yield "past its neighbour", in_directory(GOOD, "model/data.pkl", 20, struct.pack("<II", 400, 400)), "lies over"
-    yield "on another", in_directory(GOOD, DATA, 42, struct.pack("<I", 0)), "lies over"
+    yield "past the end", in_directory(GOOD, DATA, 20, struct.pack("<II", 10**9, 10**9)), "overlaps what begins"
+    yield (
+        "past its neighbour",
+        in_directory(GOOD, "model/data.pkl", 20, struct.pack("<II", 400, 400)),
+        "overlaps what begins",
+    )
+    yield "on another", in_directory(GOOD, DATA, 42, struct.pack("<I", 0)), "overlaps what begins"
     yield "wide sizes that are missing", in_directory(GOOD, DATA, 20, b"\xff" * 8), "lacks its 64-bit sizes"
     yield "a name of no path", GOOD.replace(b"model/data/0", b"model/../ata"), "stays within the archive"
     yield "an absolute name", GOOD.replace(b"model/data/0", b"/odel/data/0"), "stays within the archive"
     yield "a Windows name", GOOD.replace(b"model/data/0", b"model\\data/0"), "stays within the archive"
     yield "a name with a NUL", GOOD.replace(b"model/data/0", b"model/data/\0"), "stays within the archive"
     yield "a name that is not UTF-8", GOOD.replace(b"model/data/0", b"model/data/\xff"), "expected UTF-8"
-    yield "two directories", GOOD.replace(b"model/data/0", b"nodel/data/0"), "expected one directory in all"
+    yield "two directories", GOOD.replace(b"model/data/0", b"nodel/data/0"), "expected one directory for all"
     yield "no pickle", archive({"other": b""}), "without data.pkl"
 
 

@@ -33,7 +33,7 @@ def test_a_range_is_given_exactly(path: Path) -> None:
 @pytest.mark.parametrize(("offset", "length"), [(-1, 1), (0, 1025), (1024, 1), (2000, 0), (0, -1), (0, 1 << 62)])
 def test_a_range_beyond_the_file_is_refused_before_memory_is_taken(path: Path, offset: int, length: int) -> None:
     for source in (LocalFile(path), MemoryBytes("file", CONTENT)):
-        with source, pytest.raises(FormatError, match=r"file: bytes .* were asked for, but the file has 1024"):
+        with source, pytest.raises(FormatError, match=r"file: bytes .* were requested, but the file has 1024"):
             source.read_at(offset, length)
 
 

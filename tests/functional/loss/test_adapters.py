@@ -115,7 +115,7 @@ def test_many_chunks_and_a_head_that_does_not_learn(rows: int, frozen: bool) -> 
     found = torch.autograd.grad(linear_cross_entropy(hidden, weight, labels, adapters=its, backend="chunked"), mine)
     wide = [one.double() for one in (hidden, weight)]
     exact = AdapterTerms(
-        **{name: getattr(its, name).double() for name in NAMES},  # type: ignore[arg-type]
+        **{name: getattr(its, name).double() for name in NAMES},
         ids=its.ids,
     )
     loss = F.cross_entropy(exact.applied(wide[0] @ wide[1].T), labels)

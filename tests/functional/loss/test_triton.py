@@ -172,7 +172,7 @@ def test_where_there_is_no_triton_the_plain_operations_run_and_the_log_says_so_o
         torch.testing.assert_close(found.lse, expected)
     triton_support._works.cache_clear()
     assert [record.getMessage() for record in caplog.records] == [
-        "no Triton here (No module named 'triton'): the loss runs without, slower"
+        "Triton does not work here (No module named 'triton'): the loss is computed without it, more slowly"
     ]
 
 

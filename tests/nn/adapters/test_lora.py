@@ -376,6 +376,48 @@ def test_both_deltas_are_named() -> None:
     assert 'on_tie="untie"' in str(caught.value.help)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"target_modules": ["embed_tokens", "lm_head"]},
+            r"rank 4, scaling 2.0\), .*: their factors differ by at most \d",
+        ),
+        (
+            {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+            r"trained copy \(modules_to_save\), .*: 48 of 48 rows differ, by at most \d",
+        ),
+        (
+            {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [2, 3]}},
+            r"\(2 trained rows\), .*: they are rows of different tokens",
+        ),
+    ],
+    ids=["lora", "modules_to_save", "trainable_token_indices"],
+)
+def test_two_adapters_that_look_alike_are_said_to_be_trained_separately(options: dict[str, Any], said: str) -> None:
+    model: Any = adapted(built(llama), **copy.deepcopy(options))
+    with pytest.raises(TieError, match=said.replace(".*", "trained separately")) as caught:
+        merge_lora(model)
+    assert caught.value.help is not None
+    assert caught.value.help.endswith(
+        "to keep the tie, train again with ensure_weight_tying=True in LoraConfig, which makes one adapter for both"
+    )
+
+
+def test_adapters_of_other_ranks_are_said_to_be_trained_separately() -> None:
+    model: Any = adapted(built(llama), target_modules=["embed_tokens", "lm_head"], rank_pattern={"lm_head": 2})
+    with pytest.raises(TieError, match=r"rank 2, .* rank 4, scaling [\d.]+\), trained separately; one matrix"):
+        merge_lora(model)
+
+
+def test_adapters_that_cannot_be_compared_are_not_said_to_differ() -> None:
+    model: Any = adapted(built(llama), target_modules=["embed_tokens"], ensure_weight_tying=True, use_dora=True)
+    with pytest.raises(TieError, match=r"\), and deltas of these kinds cannot be compared; one matrix") as caught:
+        merge_lora(model)
+    assert caught.value.help is not None
+    assert caught.value.help.endswith("to keep the tie, train plain LoRA with ensure_weight_tying=True in LoraConfig")
+
+
 def test_an_adapter_that_was_merged_onto_the_tie_in_place_is_refused() -> None:
     model: Any = adapted(built(llama), target_modules=["lm_head"])
     with warnings.catch_warnings():

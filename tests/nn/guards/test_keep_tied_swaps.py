@@ -64,8 +64,8 @@ def test_both_ends_swapped_for_the_same_values_are_one_new_parameter() -> None:
 @pytest.mark.parametrize(
     ("swap", "story"),
     [
-        (SWAPS["head-module"], r"the module of head\.weight was replaced \(Linear, now Linear\)"),
-        (SWAPS["embedding-module"], r"the module of emb\.weight was replaced \(Embedding, now Embedding\)"),
+        (SWAPS["head-module"], r"the module of head\.weight was replaced by another Linear"),
+        (SWAPS["embedding-module"], r"the module of emb\.weight was replaced by another Embedding"),
         (SWAPS["head-parameter"], "one end was assigned another parameter"),
     ],
     ids=["head-module", "embedding-module", "head-parameter"],
@@ -78,6 +78,16 @@ def test_what_was_swapped_for_other_values_is_refused_and_named(
         with keep_tied(model):
             swap(model, torch.randn(11, 4))
     assert "load_state_dict" not in vars(model)
+
+
+def test_a_class_of_the_same_name_is_told_from_the_one_it_replaced() -> None:
+    class Linear(nn.Linear):
+        pass
+
+    model = lm()
+    kinds = r"\(was torch\.nn\.modules\.linear\.Linear, is now tests\..*<locals>\.Linear\)"
+    with pytest.raises(TieError, match=f"was replaced {kinds}"), keep_tied(model):
+        model.head = Linear(4, 11, bias=False)
 
 
 @pytest.mark.parametrize(("policy", "kept"), [("source", "emb"), ("target", "head")])
@@ -142,7 +152,7 @@ def test_one_end_resized_no_longer_fits_and_both_shapes_are_named(end: str) -> N
 
 def test_a_head_whose_bias_was_forgotten_no_longer_fits() -> None:
     model, values = lm(bias=True), torch.randn(13, 4)
-    with pytest.raises(TieError, match=r"head\.weight: its bias has 11 entries and the shared matrix 13 rows"):  # noqa: SIM117
+    with pytest.raises(TieError, match=r"head\.weight: its bias has 11 entries, but the shared matrix has 13 rows"):  # noqa: SIM117
         with keep_tied(model):
             model.emb = embedding(values)
             model.head.weight = nn.Parameter(values.clone())
@@ -167,7 +177,7 @@ GONE: dict[str, tuple[Callable[[TinyLM], Any], str]] = {
     "deleted": (lambda model: delattr(model, "head"), "TinyLM has no such tensor"),
     "replaced": (
         lambda model: setattr(model, "head", nn.Identity()),
-        r"the module of head.weight was replaced \(Linear, now Identity\)",
+        r"the module of head.weight was replaced \(was Linear, is now Identity\)",
     ),
     "buffer": (to_buffer, "head.weight became a buffer"),
     "attribute": (to_attribute, "head.weight: is a plain tensor attribute"),
@@ -177,7 +187,7 @@ GONE: dict[str, tuple[Callable[[TinyLM], Any], str]] = {
 @pytest.mark.parametrize(("harm", "story"), GONE.values(), ids=list(GONE))
 def test_an_end_that_is_gone_is_named_with_what_became_of_it(harm: Callable[[TinyLM], Any], story: str) -> None:
     model = lm()
-    with pytest.raises(TieError, match=rf"head\.weight <- emb\.weight: broken while it was kept: .*{story}"):  # noqa: SIM117
+    with pytest.raises(TieError, match=rf"head\.weight <- emb\.weight: broken inside keep_tied: .*{story}"):  # noqa: SIM117
         with keep_tied(model):
             harm(model)
 
@@ -236,7 +246,7 @@ def test_a_quantised_head_that_can_look_up_serves_the_embedding_too() -> None:
 def test_a_quantised_head_that_cannot_look_up_is_refused_and_named() -> None:
     model = lm()
     table = model.emb.weight
-    message = r"head\.weight became a \w+, which Embedding cannot use.*quantize_tied"
+    message = r"head\.weight became a \w+, which Embedding cannot compute with.*quantize_tied"
     with pytest.raises(TieError, match=message), keep_tied(model):
         quantise(model, looks_up=False)
     assert model.emb.weight is table, "the embedding is as it was"

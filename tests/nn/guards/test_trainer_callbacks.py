@@ -86,6 +86,21 @@ def test_with_a_guard_transformers_trainer_stops_at_the_step(tmp_path: Path) -> 
         run_trainer(model, tmp_path, breaks_the_tie(), guard.trainer_callback())
 
 
+def test_the_guard_itself_is_a_callback_of_transformers_trainer(tmp_path: Path) -> None:
+    model = gpt2()
+    guard = TieGuard(model)
+    run_trainer(model, tmp_path, guard, save_strategy="steps", save_steps=4, logging_steps=1)
+    assert guard.steps == 6 and is_tied(model)
+    with pytest.raises(TieError, match=f"^after 9 guarded steps, .*{re.escape(str(TIE))} DIVERGED"):
+        run_trainer(model, tmp_path, breaks_the_tie(), guard)
+
+
+def test_the_guard_has_no_methods_that_no_trainer_calls(model: Tiny) -> None:
+    guard = TieGuard(model)
+    assert guard.on_an_event_of_a_later_version(1, two=2) is None
+    assert not hasattr(guard, "steps_on")
+
+
 def test_a_guard_lets_transformers_trainer_end_when_the_tie_holds(tmp_path: Path) -> None:
     model = gpt2()
     guard = TieGuard(model)
@@ -175,6 +190,23 @@ def test_with_a_guard_lightning_stops_at_the_batch(model: Tiny) -> None:
     guard = TieGuard(model)
     with pytest.raises(TieError, match=f"^after 3 guarded steps, .*{re.escape(str(TIE))} DIVERGED: 64 of 64 rows"):
         fit(lit(model, breaks=True), guard.lightning_callback())
+
+
+@LIGHTNING_WARNS
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+def test_the_guard_itself_is_a_callback_of_lightning(model: Tiny, tmp_path: Path) -> None:
+    lightning = pytest.importorskip("pytorch_lightning")
+    guards = [TieGuard(model), TieGuard(model, every=2)]
+    saves = lightning.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=6)
+    fit(lit(model, breaks=False), *guards, saves, enable_checkpointing=True)
+    assert [guard.steps for guard in guards] == [6, 6] and is_tied(model)
+    (saved,) = tmp_path.iterdir()
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    again = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=2, logger=False, callbacks=guards, **quiet)
+    rows: Any = tokens().repeat(6, 1)
+    again.fit(lit(model, breaks=False), torch.utils.data.DataLoader(rows, batch_size=2), ckpt_path=saved)
+    with pytest.raises(TieError, match=f"{re.escape(str(TIE))} DIVERGED: 64 of 64 rows"):
+        fit(lit(model, breaks=True), TieGuard(model))
 
 
 @LIGHTNING_WARNS

@@ -299,11 +299,19 @@ def test_transformers_t5_is_set_at_every_level_of_its_config() -> None:
 @pytest.mark.parametrize(
     ("name", "recipe", "message"),
     [
-        ("gpt2", "vaswani", "multiplies looked-up embeddings by 1, and the recipe 'vaswani' looked-up embeddings by 4"),
-        ("gpt2", "t5-mesh", "multiplies logits by 1, and the recipe 't5-mesh' logits by 0.25"),
+        (
+            "gpt2",
+            "vaswani",
+            "multiplies looked-up embeddings by 1, but the recipe 'vaswani' multiplies looked-up embeddings by 4",
+        ),
+        ("gpt2", "t5-mesh", "multiplies logits by 1, but the recipe 't5-mesh' multiplies logits by 0.25"),
         ("mt5", "t5-mesh", "MT5ForConditionalGeneration multiplies logits by 1"),
         ("umt5", "transformers-gpt2", "UMT5ForConditionalGeneration multiplies logits by 0.25"),
-        ("gemma", "t5x", "by 4 and logits by 1, and the recipe 't5x' looked-up embeddings by 1 and logits by 0.25"),
+        (
+            "gemma",
+            "t5x",
+            "by 4 and logits by 1, but the recipe 't5x' multiplies looked-up embeddings by 1 and logits by 0.25",
+        ),
         ("gemma2", "transformers-llama", "Gemma2ForCausalLM multiplies looked-up embeddings by 4"),
     ],
 )
@@ -334,7 +342,7 @@ def test_keys_of_a_config_that_nobody_reads_are_left_alone() -> None:
             init_weights(model, "vaswani", seed=0)
             assert model.config.embed_scale == 4.0
         else:
-            with pytest.raises(UsageError, match="'vaswani' looked-up embeddings by 4"):
+            with pytest.raises(UsageError, match="'vaswani' multiplies looked-up embeddings by 4"):
                 init_weights(model, "vaswani", seed=0)
             assert model.config.embed_scale == 1.0
 
@@ -342,7 +350,7 @@ def test_keys_of_a_config_that_nobody_reads_are_left_alone() -> None:
 def test_barts_scaled_table_is_seen() -> None:
     model = transformers_model("bart", scale_embedding=True)
     assert init_weights(model, "vaswani", seed=0).embed_scale == 4.0
-    with pytest.raises(UsageError, match="embeddings by 4, and the recipe"):
+    with pytest.raises(UsageError, match="embeddings by 4, but the recipe"):
         init_weights(model, "transformers-bert", seed=0)
 
 

@@ -108,7 +108,7 @@ def test_a_drawn_model_has_the_loss_that_its_recipe_predicts() -> None:
 def test_what_has_no_logits_is_refused() -> None:
     with pytest.raises(UsageError, match=r"expected logits \(8, 4, 'V'\)"):
         measure_loss(models.BertModel(bowlines()["bert"][0].config), length=4)
-    with pytest.raises(UsageError, match="has 12 positions"):
+    with pytest.raises(UsageError, match="has only 12 positions"):
         measure_loss(transformers_model("gpt2", n_positions=12))
     for options in ({"batch": 0}, {"length": -1}, {"batches": True}):
         with pytest.raises(UsageError, match="expected a whole number from 1"):

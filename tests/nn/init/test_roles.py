@@ -133,7 +133,7 @@ def test_a_fused_matrix_that_nobody_knows_is_asked_about_and_drawn_as_is_said() 
     by_head = Fused(((Role.QUERY, 2), (Role.KEY, 2), (Role.VALUE, 2)), groups=2)
     init_weights(model, THREE, roles={"*.query_key_value.weight": by_head})
     assert model.get_parameter("attn.query_key_value.weight")[:, 0].tolist() == [1, 1, 2, 2, 3, 3] * 2
-    with pytest.raises(UsageError, match="have 6 outputs, and it has 12"):
+    with pytest.raises(UsageError, match=r"has 12 outputs, but its Fused \(query, key, value\) has 6"):
         find_roles(model, {"*.query_key_value.weight": Fused(((Role.QUERY, 2), (Role.KEY, 2), (Role.VALUE, 2)))})
 
 

@@ -67,7 +67,7 @@ def test_a_check_of_the_optimizer_says_that_it_holds_it_twice() -> None:
     model = tied(TinyLM())
     optimizer = torch.optim.SGD(listed(model), lr=0.5)
     assert kinds(model, optimizer) == {"duplicate"}
-    with pytest.raises(TieError, match=r"holds (emb|head)\.weight 2 times: each step is taken 2 times"):
+    with pytest.raises(TieError, match=r"holds (emb|head)\.weight 2 times, so each step updates it 2 times"):
         check_ties(model, optimizer=optimizer).raise_if_broken()
     assert check_ties(model, optimizer=torch.optim.SGD(unique_parameters(listed(model)), lr=0.5))
 

@@ -69,7 +69,7 @@ def test_keep_tied_raises_on_exit_and_names_it(
 ) -> None:
     model = tied(TinyLM())
     with (
-        pytest.raises(TieError, match=rf"head\.weight <- emb\.weight: broken while it was kept.*{reason}.*{way_out}"),
+        pytest.raises(TieError, match=rf"head\.weight <- emb\.weight: broken inside keep_tied.*{reason}.*{way_out}"),
         keep_tied(model),
     ):
         norm(model.head)
@@ -123,7 +123,7 @@ def test_what_is_shared_then_is_the_original_and_the_declared_tie_is_broken() ->
 
 def test_keep_tied_raises_on_exit_and_names_the_parametrization() -> None:
     model = tied(TinyLM())
-    with pytest.raises(TieError, match=r"broken while it was kept: head\.weight: .*Positive"), keep_tied(model):
+    with pytest.raises(TieError, match=r"broken inside keep_tied: head\.weight: .*Positive"), keep_tied(model):
         positive_head(model)
 
 

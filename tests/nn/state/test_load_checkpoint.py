@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bowline.errors import CheckpointError, FormatError, NoCheckpointError, TieError, UnsafePickleError
+from bowline.errors import (
+    CheckpointError,
+    FormatError,
+    NoCheckpointError,
+    TieError,
+    UnsafePickleError,
+    UsageError,
+)
 from bowline.nn import find_ties, load_checkpoint, save_checkpoint
 from tests.checkpoint.loopback_hub import LoopbackHub, commit_of
 from tests.nn.models import TinyLM, backward, tied
@@ -185,7 +193,7 @@ def test_a_shard_alone_or_missing_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="one shard of several"):
         load_checkpoint(model, tmp_path / files[0])
     (tmp_path / files[1]).unlink()
-    with pytest.raises(CheckpointError, match=f"not a whole checkpoint.*{files[1]}.*which is not there"):
+    with pytest.raises(CheckpointError, match=f"the checkpoint is incomplete: .*{files[1]}.*which is missing"):
         load_checkpoint(model, tmp_path)
     assert snapshot(model) == untouched
 
@@ -292,7 +300,7 @@ def test_a_checkpoint_comes_from_a_hub_as_from_a_directory(stored: Path, monkeyp
 def test_two_different_ends_are_refused_or_kept_as_asked(tmp_path: Path) -> None:
     save_checkpoint(Untied(seed=1), tmp_path)
     model = on_meta()
-    with pytest.raises(TieError, match=r"head\.weight and emb\.weight, which differ: 11 of 11 rows"):
+    with pytest.raises(TieError, match=r"two different ones, head\.weight and emb\.weight: 11 of 11 rows differ"):
         load_checkpoint(model, tmp_path)
     assert all(parameter.is_meta for parameter in model.parameters())
     load_checkpoint(model, tmp_path, on_conflict="untie")
@@ -339,3 +347,55 @@ def test_a_file_that_safetensors_wrote_for_a_tied_model_loads_tied(tmp_path: Pat
     save_file({name: value.clone() for name, value in lm(seed=2).state_dict().items()}, tmp_path / "model.safetensors")
     load_checkpoint(model, tmp_path)
     assert same(model, lm(seed=2))
+
+
+# --- names that wrappers changed --------------------------------------------------------------------------------------
+
+
+def wrapped(tmp_path: Path, change: Callable[[str], str]) -> Path:
+    """The tensors of `lm(seed=1)`, each under the name that `change` gives it."""
+    state = {change(name): tensor for name, tensor in lm(seed=1).state_dict().items() if name != "head.weight"}
+    save_file(state, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+@pytest.mark.parametrize("part", ["_orig_mod.", "module.", "_fsdp_wrapped_module.", "net."])
+def test_the_error_says_which_part_of_the_names_to_strip_and_strip_removes_it(tmp_path: Path, part: str) -> None:
+    path, model = wrapped(tmp_path, lambda name: part + name), lm()
+    before = snapshot(model)
+    with pytest.raises(CheckpointError, match=re.escape(f"stored names have the part {part!r}")) as caught:
+        load_checkpoint(model, path)
+    assert caught.value.help == f"load_checkpoint(model, path, strip={part!r}) removes it"
+    assert snapshot(model) == before
+    assert load_checkpoint(model, path, strip=part)
+    assert same(model, lm(seed=1))
+    assert load_checkpoint(lm(), path, strip=part.rstrip("."))
+
+
+def test_parts_in_the_middle_and_at_the_front_are_stripped_in_one_go(tmp_path: Path) -> None:
+    path = wrapped(tmp_path, lambda name: "_fsdp_wrapped_module." + name.replace(".weight", "._orig_mod.weight"))
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(lm(), path)
+    assert "strip=['_fsdp_wrapped_module.', '_orig_mod.']) removes them" in (caught.value.help or "")
+    model = lm()
+    assert load_checkpoint(model, path, strip=["_fsdp_wrapped_module.", "_orig_mod."])
+    assert same(model, lm(seed=1))
+
+
+def test_an_adapters_names_are_not_to_be_stripped(tmp_path: Path) -> None:
+    path = wrapped(tmp_path, lambda name: "base_model.model." + name)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(lm(), path)
+    assert "merge the adapter" in (caught.value.help or "")
+
+
+def test_strip_that_strips_nothing_or_makes_two_names_one_is_an_error(tmp_path: Path, stored: Path) -> None:
+    with pytest.raises(UsageError, match=r"strip='module.': no tensor name"):
+        load_checkpoint(lm(), stored, strip="module.")
+    state = lm().state_dict()
+    save_file(
+        {"emb.weight": state["emb.weight"], "module.emb.weight": state["emb.weight"].clone()},
+        tmp_path / "a.safetensors",
+    )
+    with pytest.raises(CheckpointError, match=r"are both called emb\.weight"):
+        load_checkpoint(lm(), tmp_path / "a.safetensors", strip="module.")

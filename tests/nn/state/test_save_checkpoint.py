@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -336,8 +337,8 @@ def tabled() -> nn.Module:
         (on_meta, r"emb\.weight: is on meta"),
         (sparse, r"mask: .*torch\.sparse_coo"),
         (quantised, r"codes: .*qint8"),
-        (packed, r"packed: has the dtype complex128, which safetensors has not .*: convert it"),
-        (tabled, r"emb\.table: is the table of quantize_tied, which no loader finds .*state_dict"),
+        (packed, r"packed: has the dtype complex128, which safetensors cannot store .*: convert it"),
+        (tabled, r"emb\.table: is a table that quantize_tied made, and no loader reads it .*state_dict"),
     ],
 )
 def test_what_safetensors_cannot_hold_is_named_and_nothing_is_written(made: Any, says: str, tmp_path: Path) -> None:
@@ -350,7 +351,7 @@ def test_what_safetensors_cannot_hold_is_named_and_nothing_is_written(made: Any,
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"keep": "neither"}, "keep='neither'"), ({"max_shard_size": "5 parsecs"}, "a size of '5 parsecs'")],
+    [({"keep": "neither"}, "keep='neither'"), ({"max_shard_size": "5 parsecs"}, "max_shard_size='5 parsecs'")],
 )
 def test_an_option_that_means_nothing_is_refused(options: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=says):
@@ -381,7 +382,8 @@ def test_what_is_no_path_is_refused_and_nothing_is_replaced(
 
 @pytest.mark.parametrize("size", [None, 1e9, True, "5 apples"])
 def test_a_size_that_means_nothing_is_refused(size: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="a size of"):
+    says = re.escape(f"max_shard_size={size!r}: expected a positive whole number of bytes")
+    with pytest.raises(UsageError, match=says):
         save_checkpoint(lm(), tmp_path / "out", max_shard_size=size)
 
 

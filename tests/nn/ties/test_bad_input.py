@@ -148,7 +148,7 @@ class Wrapped(torch.Tensor):
         (parametrized, "head.weight: is computed by a parametrization (_Orthogonal)"),
         (parametrized_source, "emb.weight: is computed by a parametrization (_WeightNorm)"),
         (old_weight_norm, "head.weight: is computed by weight_norm from weight_g and weight_v"),
-        (bias_that_does_not_fit, "head.weight: its bias has 7 entries and the shared matrix 11 rows"),
+        (bias_that_does_not_fit, "head.weight: its bias has 7 entries, but the shared matrix has 11 rows"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -190,12 +190,12 @@ GOOD = ("good.target", "good.source")
         ([GOOD, ("head.weight", "emb.wieght")], "emb.wieght: Model has no such tensor; the nearest are emb.weight"),
         ([GOOD, ("nowhere.weight", "emb.weight")], "nowhere.weight: Model has no such tensor"),
         ([GOOD, ("", "emb.weight")], "has no such tensor"),
-        ([GOOD, ("emb.weight", "emb.weight")], "a tie onto itself"),
+        ([GOOD, ("emb.weight", "emb.weight")], "emb.weight <- emb.weight: ties a tensor to itself"),
         ([GOOD, ("head.weight", "emb.weight"), ("emb.weight", "head.weight")], "a cycle"),
         ([GOOD, ("head.weight", "emb.weight"), ("head.weight", "norm.weight")], "two sources"),
         ([GOOD, ("norm.weight", "emb.weight")], "has shape (4,), emb.weight has (11, 4)"),
-        ([GOOD, "head.weight"], "'head.weight': is no tie"),
-        ([GOOD, ("head.weight", 3)], "is no tie"),
+        ([GOOD, "head.weight"], "'head.weight': expected a tie"),
+        ([GOOD, ("head.weight", 3)], "('head.weight', 3): expected a tie"),
         ([], "Model declares no ties"),
     ],
 )
@@ -214,7 +214,7 @@ def test_ties_that_mean_nothing_are_refused(ties: Any, words: str) -> None:
 def test_a_model_that_declares_nothing_is_told_how_to_name_ties() -> None:
     with pytest.raises(TieError, match="Linear declares no ties") as caught:
         tie_weights(nn.Linear(2, 2))
-    assert caught.value.help == 'name them: tie_weights(model, [("lm_head.weight", ...)])'
+    assert caught.value.help == "name the ties: tie_weights(model, [(target, source)])"
 
 
 def test_an_unknown_policy_is_a_usage_error() -> None:
@@ -287,7 +287,7 @@ def test_untying_that_fails_changes_nothing(arguments: Any, error: type[Exceptio
     ("optimizer", "kind", "words"),
     [
         (lambda model: "adam", UsageError, "optimizer is a str"),
-        (lambda model: torch.optim.LBFGS(model.parameters()), TieError, "LBFGS: its state is not kept"),
+        (lambda model: torch.optim.LBFGS(model.parameters()), TieError, "LBFGS does not keep its state per parameter"),
     ],
 )
 def test_an_optimizer_that_cannot_follow_is_refused_before_anything_is_done(

@@ -227,8 +227,9 @@ def test_weight_decay_that_the_two_ends_want_differently_is_worth_knowing() -> N
     report = check_ties(model, optimizer=torch.optim.AdamW(groups))
     assert report
     assert str(report["head.weight"].remarks[0]) == (
-        "note: other embeddings decay by 0.0 and other matrices by 0.1; emb.weight, which is both, decays by 0.1 "
-        "(help: decide for the shared matrix: it is one parameter, in one group)"
+        "note: weight decay is 0.0 for the other embeddings and 0.1 for the other matrices; "
+        "emb.weight, which is both, has 0.1 "
+        "(help: choose one value for the shared matrix: one parameter is in one group)"
     )
     assert kinds(model, torch.optim.AdamW(model.parameters(), weight_decay=0.1)) == {}
 
@@ -247,8 +248,8 @@ def test_the_report_reads_as_it_is_pinned_here() -> None:
         "encoder.weight <- shared.weight SHARED\n"
         "decoder.weight <- shared.weight ALIAS\n"
         "head.weight <- shared.weight DIVERGED: 1 of 11 rows differ, by at most 0.5\n"
-        "  note: head.weight has 11 where its module states out_features=12 "
-        "(help: it computes all the same; tie_weights and resize_vocab keep it right)"
+        "  note: the module of head.weight states out_features=12, but the weight has 11 "
+        "(help: the module computes the same; tie_weights and resize_vocab keep this size correct)"
     )
 
 
@@ -260,7 +261,7 @@ def test_a_broken_report_raises_with_every_broken_tie() -> None:
     with pytest.raises(TieError) as caught:
         report.raise_if_broken()
     assert caught.value.message.startswith("1 of 2 ties does not hold: decoder.bias <- bias DIVERGED: 11 of 11 rows")
-    assert caught.value.help == "tie_weights(model, optimizer=...) makes them; untie_weights(model) gives them up"
+    assert caught.value.help == "tie_weights(model, optimizer=...) makes the ties; untie_weights(model) undoes them"
 
 
 def test_two_broken_ties_do_not_hold() -> None:

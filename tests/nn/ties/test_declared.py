@@ -109,13 +109,13 @@ def test_a_knot_may_be_declared_twice() -> None:
 @pytest.mark.parametrize(
     ("ties", "words"),
     [
-        ([("a", "a")], "a <- a: a tie onto itself"),
+        ([("a", "a")], "a <- a: ties a tensor to itself"),
         ([("a", "b"), ("b", "a")], "a cycle"),
         ([("a", "b"), ("b", "c"), ("c", "a")], "a cycle"),
-        ([("a", "b"), ("a", "c")], "a: two sources, b and c, expected one"),
-        ([("a", "b", "c")], "is no tie"),
-        (("a", "b"), "'a': is no tie"),
-        ([3], "3: is no tie"),
+        ([("a", "b"), ("a", "c")], "a has two sources, b and c, expected one"),
+        ([("a", "b", "c")], "('a', 'b', 'c'): expected a tie"),
+        (("a", "b"), "'a': expected a tie"),
+        ([3], "3: expected a tie"),
     ],
 )
 def test_a_contradiction_is_refused_with_its_names(ties: Any, words: str) -> None:

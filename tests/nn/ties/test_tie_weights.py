@@ -117,7 +117,10 @@ def test_two_trained_ends_are_refused_by_default() -> None:
     assert caught.value.message.startswith(
         "head.weight <- emb.weight: the two ends hold different values (11 of 11 rows differ, by at most "
     )
-    assert caught.value.help == 'on_conflict="source" keeps the embedding, "target" the head; untied, both stay'
+    assert (
+        caught.value.help
+        == 'on_conflict="source" keeps the embedding, "target" the head; leave them untied to keep both'
+    )
 
 
 @pytest.mark.parametrize(("policy", "kept"), [("source", "emb"), ("target", "head")])

@@ -145,7 +145,7 @@ def test_axes_that_cannot_be_are_refused(wrong: dict[str, int], error: type[Exce
 
 
 def test_a_square_table_is_refused() -> None:
-    with pytest.raises(TieError, match="which axis is which"):
+    with pytest.raises(TieError, match="it is unclear which axis is the vocabulary's"):
         resize_vocab(nn.ModuleDict({"wte": nn.Embedding(WIDTH, WIDTH)}), 20)
 
 

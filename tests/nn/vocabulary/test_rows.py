@@ -169,16 +169,16 @@ def test_a_function_that_fails_for_the_second_tensor_leaves_the_first() -> None:
         ([], "empty"),
         ([0, 11], "token 11"),
         ([-1], "token -1"),
-        ([4, 5, 4], "token 4 is listed twice"),
+        ([4, 5, 4], "n lists token 4 twice"),
         ([1.5], "a sequence of the ids"),
         (
             torch.arange(VOCAB) > 3,
-            r"n is a mask of truth values: expected .* a sequence of the ids .*mask\.nonzero\(\)\.flatten",
+            r"n is a boolean mask, expected .* a sequence of the ids .*mask\.nonzero\(\)\.flatten",
         ),
-        (torch.tensor(True), "n is a mask"),
+        (torch.tensor(True), "n is a boolean mask"),
         ([True, False], "a sequence of the ids"),
-        ({0: 1, 1: 0}, "n is a dict: expected .* a sequence of the ids"),
-        ({0, 1}, "n is a set: expected .* a sequence of the ids"),
+        ({0: 1, 1: 0}, "n is a dict, expected .* a sequence of the ids"),
+        ({0, 1}, "n is a set, expected .* a sequence of the ids"),
     ],
 )
 def test_a_size_that_means_nothing_is_refused(n: Any, says: str) -> None:

@@ -21,5 +21,5 @@ LOADERS: Mapping[str, Callable[[Declaration, StoredFacts], Result]] = {
 
 
 def predict(declaration: Declaration, seen: StoredFacts) -> dict[str, dict[str, Outcome | None]]:
-    """By loader, by target: the outcome, or `None` where it depends on values that were not read."""
+    """The outcome by loader and by target; `None` if it depends on values that were not read."""
     return {loader: dict(rule(declaration, seen)) for loader, rule in LOADERS.items()}

@@ -1,4 +1,4 @@
-"""Predicts what llama.cpp's converter and runtime make of each tie, by the rules in their source, without loading."""
+"""Predicts what llama.cpp's converter and runtime do with each tie, by the rules in their source, without loading."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["llama_cpp"]
 
 
 def llama_cpp(declaration: Declaration, seen: StoredFacts) -> Result:
-    """llama.cpp's converter, then its runtime: most keep a stored head whatever the flag says."""
+    """Predicts llama.cpp's converter and runtime, which keep a stored head of most classes whatever the flag says."""
     architecture = declaration.architecture
     rule = loader_table("llama_cpp")["architectures"].get(architecture)
     for declared in declaration.ties:
@@ -30,7 +30,7 @@ def llama_cpp(declaration: Declaration, seen: StoredFacts) -> Result:
         elif rule["head_when_missing"] == "none":
             yield tie.target, Outcome(Fate.DROPPED, "converted to an embedding model, without a head")
         elif tie.target != declaration.head:
-            yield tie.target, always_tied(tie, seen, "llama.cpp knows one table")
+            yield tie.target, always_tied(tie, seen, "llama.cpp has one table for both")
         else:
             yield tie.target, _llama_cpp_head(declared, seen, rule["head_when_stored"], rule["head_when_missing"])
 
@@ -41,18 +41,18 @@ def _llama_cpp_head(declared: DeclaredTie, seen: StoredFacts, stored: str, missi
         return Outcome(Fate.REFUSED, f"{tie.source} is not stored")
     there = tie.target in seen.stored
     if there and stored == "refused":
-        return Outcome(Fate.REFUSED, "the converter has no place for a stored head")
+        return Outcome(Fate.REFUSED, "the converter does not accept a stored head")
     if there and stored == "kept":
         return Outcome(Fate.KEPT, "converted to output.weight, whatever the flag says")
     if there and stored == "dropped-if-flag" and not asked_of_newest(declared):
         return Outcome(Fate.KEPT, f"{declared.flag}: converted to output.weight")
     if missing == "refused":
-        return Outcome(Fate.REFUSED, "the runtime wants an output.weight and gets none")
+        return Outcome(Fate.REFUSED, "the runtime requires output.weight, which the converter does not write")
     if not there:
         return Outcome(Fate.TIED, "the runtime falls back to the embedding")
     equal = seen.equal.get(tie)
     if equal is None:
         return None
     if stored == "dropped-if-equal" and not equal:
-        return Outcome(Fate.KEPT, "converted to output.weight, since it differs")
+        return Outcome(Fate.KEPT, "converted to output.weight, because it differs")
     return always_tied(tie, seen, "the converter drops the stored head")

@@ -39,7 +39,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A fate and its reason, one phrase."""
+    """A fate and its reason, which is one phrase."""
 
     fate: Fate
     reason: str
@@ -58,13 +58,15 @@ class StoredFacts:
     """By version of transformers: stored tensors whose shape is not the one that it builds from the config."""
     safetensors: bool
     nested: bool
-    """Whether the tensors lie in a dictionary of the pickle, where no loader looks."""
+    """Whether the tensors are in a nested dictionary of the pickle, where no loader looks."""
     dtype_stated: bool
     """Whether the config says which dtype to load."""
 
     def are_equal(self, one: str, other: str) -> bool | None:
-        """Whether two stored tensors are equal, as far as the ties that were compared tell: equals of equals are, and
-        differ from what one of them differs from. `None` for two that nothing was compared with.
+        """Whether two stored tensors are equal, concluded from the compared ties; `None` if they do not decide it.
+
+        Equality is transitive: tensors that equal the same tensor are equal, and if one of them differs from another
+        tensor, so do the others.
         """
         for tie in (Tie(one, other), Tie(other, one)):
             if tie in self.equal:
@@ -92,7 +94,7 @@ Result = Iterable[tuple[str, Outcome | None]]
 
 
 def always_tied(tie: Tie, seen: StoredFacts, why: str) -> Outcome | None:
-    """The fate under a loader that ties whatever is stored."""
+    """The outcome in a loader that always ties, whatever is stored."""
     if tie.source not in seen.stored:
         return neither() if tie.target not in seen.stored else Outcome(Fate.REFUSED, f"{tie.source} is not stored")
     if tie.target not in seen.stored or seen.equal.get(tie):
@@ -101,25 +103,25 @@ def always_tied(tie: Tie, seen: StoredFacts, why: str) -> Outcome | None:
 
 
 def neither() -> Outcome:
-    """The outcome if neither end is stored."""
-    return Outcome(Fate.RANDOM, "neither end is stored")
+    """The outcome if neither tensor of the tie is stored."""
+    return Outcome(Fate.RANDOM, "neither tensor is stored")
 
 
 def asked_of_newest(declared: DeclaredTie) -> bool:
-    """The flag as today's transformers reads it, whose configs the other loaders use."""
+    """The flag as the newest transformers reads it; the other loaders use its configs."""
     return declared.asked[max(declared.asked)] if declared.asked else bool(declared.flag.value)
 
 
 def misfit(seen: StoredFacts, loader: str) -> Outcome | None:
-    """What a loader says of tensors that do not fit the model; `None` when all do."""
+    """The refusal of a loader whose model has other shapes than stored tensors; `None` if all fit."""
     names = seen.misfits.get(loader, frozenset())
     return Outcome(Fate.REFUSED, f"size mismatch: {', '.join(sorted(names))}") if names else None
 
 
 def odd_flag(declaration: Declaration) -> Outcome | None:
-    """What transformers 5 says of a flag that is neither true nor false; `None` where it takes it.
+    """The refusal by transformers 5 of a flag that is neither true nor false; `None` if it accepts the flag.
 
-    A config whose class has a default for the flag is held to it; another keeps whatever it is given.
+    It checks the type of the flag only in config classes that declare a default for it.
     """
     name = declaration.family or ""
     family = load_table().family(name) if "transformers-5" in declaration.loaders else None
@@ -133,5 +135,5 @@ def odd_flag(declaration: Declaration) -> Outcome | None:
 
 
 def takes_no_dictionary() -> Outcome:
-    """What a loader says of a pickle whose tensors lie in a dictionary of it."""
-    return Outcome(Fate.REFUSED, "the pickle holds a dictionary where a tensor is expected")
+    """The refusal of a pickle whose tensors are in a nested dictionary."""
+    return Outcome(Fate.REFUSED, "the pickle holds a nested dictionary where a tensor is expected")

@@ -1,4 +1,4 @@
-"""Predicts what transformers 4 and 5 make of each tie: their `tie_weights`, run on facts instead of tensors.
+"""Predicts what transformers 4 and 5 do with each tie, by running the rules of their `tie_weights` on facts.
 
 `make sweep` compares every prediction of this file with a real load.
 """
@@ -18,12 +18,12 @@ Holders = dict[str, str]
 
 
 def transformers_4(declaration: Declaration, seen: StoredFacts) -> Result:
-    """Version 4: a tie that the config asks for is made, whatever the file holds."""
+    """Predicts version 4, which makes every tie that the config asks for, whatever the file holds."""
     return _after_loading("transformers-4", declaration, seen, _tie_whatever_is_stored(_made(declaration, 4)))
 
 
 def transformers_5(declaration: Declaration, seen: StoredFacts) -> Result:
-    """Version 5: a tie is made where the file allows it."""
+    """Predicts version 5, which makes a tie only if the stored tensors allow it."""
     return _after_loading("transformers-5", declaration, seen, _tie_what_agrees(_made(declaration, 5), seen))
 
 
@@ -36,8 +36,10 @@ def _tie_whatever_is_stored(made: Sequence[Tie]) -> Holders:
 
 
 def _tie_what_agrees(made: Sequence[Tie], seen: StoredFacts) -> Holders | None:
-    """Both ends stored: tied if they are equal, else left alone. One end stored: the other is tied to it. Neither:
-    another stored target of the same source takes the source's place. `None` if it depends on values not read.
+    """Which parameter each name holds after version 5 has tied; `None` if it depends on values that were not read.
+
+    If both tensors are stored, they are tied if they are equal. If one is stored, the other is tied to it. If neither
+    is, another stored target of the same source takes the source's place.
     """
     holders: Holders = {}
     there = set(seen.stored)
@@ -64,7 +66,7 @@ def _after_loading(loader: str, declaration: Declaration, seen: StoredFacts, hol
     unknown = not declaration.inferred and loader not in declaration.loaders
     for declared in declaration.ties:
         if unknown:
-            yield declared.tie.target, Outcome(Fate.REFUSED, f"{declaration.architecture} is not in this version")
+            yield declared.tie.target, Outcome(Fate.REFUSED, f"this version has no class {declaration.architecture}")
         elif loader == "transformers-5" and (refusal := odd_flag(declaration)):
             yield declared.tie.target, refusal
         elif seen.nested:
@@ -78,10 +80,10 @@ def _after_loading(loader: str, declaration: Declaration, seen: StoredFacts, hol
 
 
 def _nested(loader: str, seen: StoredFacts) -> Outcome:
-    """Without a dtype in the config, version 5 asks the first entry for its own."""
+    """The outcome for nested tensors: version 5 fails if the config has no dtype, since it reads the first entry's."""
     if loader == "transformers-5" and not seen.dtype_stated:
         return takes_no_dictionary()
-    return Outcome(Fate.RANDOM, "the tensors lie in a dictionary of the pickle, and none is found")
+    return Outcome(Fate.RANDOM, "the tensors are in a nested dictionary, so none is found")
 
 
 def _fate(declared: DeclaredTie, loader: str, holders: Holders, seen: StoredFacts) -> Outcome | None:
@@ -92,7 +94,7 @@ def _fate(declared: DeclaredTie, loader: str, holders: Holders, seen: StoredFact
         if holder not in seen.stored and tie.target in seen.stored:
             return Outcome(Fate.RANDOM, f"{flag}: overwritten by {holder}, which is not stored")
         if holder not in seen.stored:
-            return Outcome(Fate.RANDOM, "neither end is stored")
+            return Outcome(Fate.RANDOM, "neither tensor is stored")
         equal = tie.target not in seen.stored or holder == tie.target or seen.are_equal(tie.target, holder)
         if equal is None:
             return None
@@ -100,17 +102,17 @@ def _fate(declared: DeclaredTie, loader: str, holders: Holders, seen: StoredFact
             return Outcome(Fate.TIED, _why_tied(tie, seen, flag, holder))
         return Outcome(Fate.DROPPED, f"{flag}: overwritten by {holder}")
     if tie.target not in seen.stored:
-        return Outcome(Fate.RANDOM, f"{flag}, and nothing stored: drawn afresh")
+        return Outcome(Fate.RANDOM, f"{flag}, and it is not stored: drawn at random")
     if declared.asked.get(loader):
-        return Outcome(Fate.KEPT, f"{flag}, but stored and different: a warning, and no tie")
+        return Outcome(Fate.KEPT, f"{flag}, but the stored tensors differ: left untied, with a warning")
     return Outcome(Fate.KEPT, f"{flag}: loaded as stored")
 
 
 def _why_tied(tie: Tie, seen: StoredFacts, flag: str, holder: str) -> str:
     if tie.source in seen.stored and holder == tie.target and not seen.equal.get(tie):
-        return f"{flag}: {tie.target} serves both"
+        return f"{flag}: {tie.target} is used for both"
     if tie.target in seen.stored and tie.source in seen.stored:
         return f"{flag}: the stored copy is equal"
     if tie.target in seen.stored:
-        return f"{flag}: {tie.source} is not stored and takes the target"
+        return f"{flag}: {tie.source} is not stored and shares this tensor"
     return f"{flag}: shares {tie.source}"

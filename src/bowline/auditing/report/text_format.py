@@ -71,8 +71,8 @@ def _why_none(evidence: Evidence) -> str:
     if declaration.loaders:
         return "the class has no head to tie"
     if declaration.architecture is None:
-        return "the class is not known, and names and shapes show none"
-    return "the class is not in the table, and names and shapes show none"
+        return "the class is unknown, and names and shapes show none"
+    return "Bowline does not know the class, and names and shapes show none"
 
 
 def _state(tie: TieEvidence) -> str:
@@ -81,10 +81,7 @@ def _state(tie: TieEvidence) -> str:
         return state
     rows, difference = tie.target.shape[0] if tie.target.shape else 1, tie.difference
     pattern = f"; looks like {difference}" if difference.has_pattern else ""
-    return (
-        f"{state}: {difference.rows_differing} of {rows} rows differ, "
-        f"by at most {difference.max_abs_difference:.3g}{pattern}"
-    )
+    return f"{state}: {difference.rows_differing} of {rows} rows differ, {difference.extent}{pattern}"
 
 
 def _geometry(evidence: Evidence) -> Iterator[str]:
@@ -122,17 +119,19 @@ def _failures(run: Run) -> Iterator[str]:
 
 def _footer(run: Run) -> str:
     checkpoints = f"{len(run.reports)} checkpoint{'s' if len(run.reports) != 1 else ''}"
-    unread = f" {len(run.failures)} could not be audited." if run.failures else ""
+    paths = f"{len(run.failures)} path{'s' if len(run.failures) != 1 else ''}"
+    unread = f" {paths} could not be audited." if run.failures else ""
     counts = Counter(finding.severity for finding in run.findings)
     if not run.reports:
         return unread.strip() or "Nothing was audited."
     if not counts:
         return f"Nothing found in {checkpoints}.{unread}"
+    nouns = {Severity.INFO: "informational finding"}
     kinds = ", ".join(
-        f"{counts[severity]} {severity.word}{'s' if counts[severity] > 1 and severity is not Severity.INFO else ''}"
+        f"{counts[severity]} {nouns.get(severity, severity.word)}{'s' * (counts[severity] > 1)}"
         for severity in Severity
         if counts[severity]
     )
     fixable = sum(finding.fixable for finding in run.findings)
-    mend = f"; {fixable} fixable with --fix" if fixable else ""
-    return f"Found {kinds} in {checkpoints}{mend}.{unread}"
+    with_fix = f"; {fixable} fixable with --fix" if fixable else ""
+    return f"Found {kinds} in {checkpoints}{with_fix}.{unread}"

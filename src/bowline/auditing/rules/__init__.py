@@ -4,7 +4,7 @@
 the checkpoint, and `BW4xx` report what is unknown about the model and whether it looks untrained.
 """
 
-from bowline.auditing.rules import file_structure, metadata, t5_scale, tie_flag, untrained, vocabulary_rows
+from bowline.auditing.rules import file_structure, loading, metadata, t5_scale, tie_flag, untrained, vocabulary_rows
 from bowline.auditing.rules.rule import Finding, Observation, Rule, Severity, all_rules
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Severity",
     "all_rules",
     "file_structure",
+    "loading",
     "metadata",
     "t5_scale",
     "tie_flag",

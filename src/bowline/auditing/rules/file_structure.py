@@ -28,7 +28,7 @@ def two_models(evidence: Evidence) -> Iterator[Observation]:
 
     Example: training saved once below the shard size, and later above it, into the same directory.
 
-    Mend: remove the stale one; the modification times show which it is.
+    Fix: remove the stale one; the modification times show which it is.
     """
     return _observations(
         evidence, LintKind.TWO_MODELS, "remove the stale one, the single file or the index and its shards"
@@ -41,13 +41,13 @@ def index_disagrees(evidence: Evidence) -> Iterator[Observation]:
 
     What: the index names a tensor that its shard does not hold, or a shard holds one that the index does not name.
 
-    Why it hurts: a tensor without a shard is drawn at random, and a tensor without an entry is never loaded.
+    Why it hurts: a tensor that its shard lacks is drawn at random; one that the index does not name is never loaded.
 
     Example: a shard was replaced after an edit, and the index was left as it was.
 
-    Mend: write the index anew from the shards.
+    Fix: rebuild the index from the shards.
     """
-    return _observations(evidence, LintKind.INDEX_DISAGREES, "write the index anew from what the shards hold")
+    return _observations(evidence, LintKind.INDEX_DISAGREES, "rebuild the index from the shards")
 
 
 @rule("BW303", "name-in-two-shards", Severity.ERROR)
@@ -58,9 +58,9 @@ def name_in_two_shards(evidence: Evidence) -> Iterator[Observation]:
 
     Why it hurts: which of the two is loaded depends on the order in which a loader reads.
 
-    Example: two merges written into one directory.
+    Example: two merged models were written into one directory.
 
-    Mend: remove the tensor from the shard that the index does not name.
+    Fix: remove the tensor from the shard that the index does not name.
     """
     return _observations(evidence, LintKind.NAME_IN_TWO_SHARDS, "keep the tensor in the shard that the index names")
 
@@ -71,11 +71,11 @@ def orphan_shard(evidence: Evidence) -> Iterator[Observation]:
 
     What: a file is named like a shard, and no index refers to it.
 
-    Why it hurts: most loaders never load it, but those that take every `*.safetensors` do. Every download includes it.
+    Why it hurts: most loaders never load it, but those that read every `*.safetensors` do. Every download includes it.
 
-    Example: a model saved in fewer shards over an older save.
+    Example: a model was saved into the directory of an older save that had more shards.
 
-    Mend: remove it.
+    Fix: remove it.
     """
     return _observations(evidence, LintKind.ORPHAN_SHARD, "remove the file if it is left from an earlier save")
 
@@ -88,11 +88,11 @@ def wrong_total_size(evidence: Evidence) -> Iterator[Observation]:
 
     Why it hurts: loaders plan memory by it, and a wrong size shows that the index was not written with these shards.
 
-    Example: a head removed from a shard by hand.
+    Example: a head was removed from a shard by hand.
 
-    Mend: write the index anew from the shards.
+    Fix: rebuild the index from the shards.
     """
-    return _observations(evidence, LintKind.WRONG_TOTAL_SIZE, "write the index anew from what the shards hold")
+    return _observations(evidence, LintKind.WRONG_TOTAL_SIZE, "rebuild the index from the shards")
 
 
 @rule("BW306", "path-leaves-directory", Severity.ERROR)
@@ -101,13 +101,18 @@ def path_leaves_directory(evidence: Evidence) -> Iterator[Observation]:
 
     What: a path in `weight_map` is absolute, climbs out with `..`, or is a link that leads out of the directory.
 
-    Why it hurts: loading the checkpoint reads a file that its author chose. The audit did not open that file.
+    Why it hurts: the author of the index decides which file outside the directory a loader opens. The audit did not
+    open it.
 
     Example: `"lm_head.weight": "../../secrets.safetensors"`.
 
-    Mend: put the shard into the directory, and its plain name into the index.
+    Fix: move the shard into the directory, and write its plain file name into the index.
     """
-    return _observations(evidence, LintKind.PATH_LEAVES_DIRECTORY, "put the shard itself into the directory")
+    return _observations(
+        evidence,
+        LintKind.PATH_LEAVES_DIRECTORY,
+        "move the shard into the directory, and write its plain file name into the index",
+    )
 
 
 @rule("BW307", "shard-missing", Severity.ERROR)
@@ -120,7 +125,7 @@ def shard_missing(evidence: Evidence) -> Iterator[Observation]:
 
     Example: an interrupted download.
 
-    Mend: fetch the shard.
+    Fix: fetch the shard.
     """
     return _observations(evidence, LintKind.SHARD_MISSING, "fetch the missing shard")
 
@@ -135,7 +140,7 @@ def shard_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a download that stopped half way.
 
-    Mend: fetch the shard again.
+    Fix: fetch the shard again.
     """
     return _observations(evidence, LintKind.SHARD_MALFORMED, "fetch the shard again")
 
@@ -148,11 +153,15 @@ def index_missing(evidence: Evidence) -> Iterator[Observation]:
 
     Why it hurts: transformers finds no model. Other loaders load every file in the directory.
 
-    Example: a copy that took `*.safetensors` and forgot `*.json`.
+    Example: `*.safetensors` was copied, and `*.json` was not.
 
-    Mend: fetch the index, or write it anew from the shards.
+    Fix: fetch the index, or rebuild it from the shards.
     """
-    return _observations(evidence, LintKind.INDEX_MISSING, "fetch model.safetensors.index.json as well")
+    return _observations(
+        evidence,
+        LintKind.INDEX_MISSING,
+        "fetch the index (model.safetensors.index.json) as well, or rebuild it from the shards",
+    )
 
 
 @rule("BW310", "index-malformed", Severity.ERROR)
@@ -165,7 +174,7 @@ def index_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     Example: an index cut short by a full disk.
 
-    Mend: remove it if the single file holds the model.
+    Fix: remove it if the single file holds the model.
     """
     return _observations(evidence, LintKind.INDEX_MALFORMED, "remove the index if the single file holds the model")
 
@@ -176,11 +185,11 @@ def misaligned(evidence: Evidence) -> Iterator[Observation]:
 
     What: readers accept such a file, but no safetensors library writes one.
 
-    Why it hurts: a reader that maps the file must copy the tensor, and some readers refuse.
+    Why it hurts: a reader that maps the file must copy the tensor, and some readers refuse the file.
 
-    Example: a header written by hand without padding.
+    Example: a header was written by hand, without padding.
 
-    Mend: load and save the file with safetensors.
+    Fix: load and save the file with safetensors.
     """
     return _observations(evidence, LintKind.MISALIGNED, "load and save the file with safetensors")
 
@@ -193,9 +202,9 @@ def odd_name(evidence: Evidence) -> Iterator[Observation]:
 
     Why it hurts: two tensors can end up with one name.
 
-    Example: a state dict made of bare tensors.
+    Example: `save_file({"": tensor}, "model.safetensors")`.
 
-    Mend: rename the tensor.
+    Fix: rename the tensor.
     """
     return _observations(evidence, LintKind.ODD_NAME, "rename the tensor")
 
@@ -204,13 +213,13 @@ def odd_name(evidence: Evidence) -> Iterator[Observation]:
 def odd_bool(evidence: Evidence) -> Iterator[Observation]:
     """A BOOL tensor holds a byte that is neither 0 nor 1.
 
-    What: safetensors accepts any byte. Tensors of up to 16 MB are looked at.
+    What: safetensors accepts any byte. The audit checks tensors of up to 16 MB.
 
-    Why it hurts: such a bool is undefined behaviour in C: one operation treats it as true, another adds its value.
+    Why it hurts: in C, such a bool is undefined behaviour: one operation treats it as true, another adds its value.
 
-    Example: a mask of 255 written as BOOL.
+    Example: a mask with the value 255 was written as BOOL.
 
-    Mend: write the tensor anew with 0 and 1.
+    Fix: save the tensor again with 0 and 1.
     """
     files: dict[str, list[str]] = {}
     for name in evidence.odd_bools:
@@ -219,7 +228,7 @@ def odd_bool(evidence: Evidence) -> Iterator[Observation]:
         are = "is BOOL, and holds" if len(names) == 1 else f"and {len(names) - 1} more are BOOL, and hold"
         yield Observation(
             message=f"{shown(names[0])} {are} bytes that are neither 0 nor 1",
-            help="write them anew with 0 and 1",
+            help="save them again with 0 and 1",
             tensors=tuple(names),
             file=file,
         )
@@ -237,6 +246,6 @@ def nested_tensors(evidence: Evidence) -> Iterator[Observation]:
 
     Example: `torch.save({"state_dict": model.state_dict(), "epoch": 3}, "pytorch_model.bin")`.
 
-    Mend: save the inner dictionary alone, or load it and call `model.save_pretrained`.
+    Fix: save the inner dictionary alone, or load it and call `model.save_pretrained`.
     """
     return _observations(evidence, LintKind.NESTED_TENSORS, "save the inner dictionary alone")

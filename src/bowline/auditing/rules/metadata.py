@@ -17,9 +17,9 @@ def config_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     Why it hurts: no loader can build the model. The other findings are inferred from names and shapes.
 
-    Example: a trailing comma from an edit by hand.
+    Example: an edit by hand left a trailing comma.
 
-    Mend: correct the file, or fetch it again.
+    Fix: correct the file, or fetch it again.
     """
     for lint in evidence.lints:
         if lint.kind is LintKind.CONFIG_MALFORMED:
@@ -30,13 +30,13 @@ def config_malformed(evidence: Evidence) -> Iterator[Observation]:
 def config_missing(evidence: Evidence) -> Iterator[Observation]:
     """The weights have no `config.json` beside them.
 
-    What: without a config the findings are based on names and shapes alone.
+    What: without a config, the findings are based on names and shapes alone.
 
     Why it hurts: nothing says whether the model is tied; every loader needs the config.
 
     Example: a lone `model.safetensors`.
 
-    Mend: put the config beside the weights.
+    Fix: put the config beside the weights.
     """
     for lint in evidence.lints:
         if lint.kind is LintKind.CONFIG_MISSING:
@@ -47,25 +47,25 @@ def config_missing(evidence: Evidence) -> Iterator[Observation]:
 def inferred(evidence: Evidence) -> Iterator[Observation]:
     """The class is unknown, so its ties are inferred.
 
-    What: `architectures` is absent, or names a class that neither version of transformers in the table has. The
-    embedding and the head were found by their names and shapes.
+    What: `architectures` is absent, or names a class that is in neither of the two versions of transformers that
+    Bowline knows. The embedding and the head were found by their names and shapes.
 
     Why it hurts: it does no harm by itself. But the inferred ties may be wrong, and with remote code the loader's
     behaviour depends on that code.
 
     Example: a model with its own `modeling_*.py`.
 
-    Mend: nothing.
+    Fix: none is needed; check in the class's own code which tensors it ties.
     """
     declaration = evidence.declaration
     if declaration.inferred and evidence.config is not None:
         found = ", ".join(str(tie.tie) for tie in evidence.ties) or "no tie"
         stated = evidence.config.get("architectures")
-        known = f"{declaration.architecture} is not in the table" if stated else "config.json names no class"
-        taken = f"; taken for {declaration.architecture}" if not stated and declaration.architecture else ""
+        known = f"Bowline does not know {declaration.architecture}" if stated else "config.json names no class"
+        taken = f"; treated as {declaration.architecture}" if not stated and declaration.architecture else ""
         yield Observation(
-            message=f"{known}{taken}; from names and shapes: {found}",
-            help="check the class's own code for what it ties",
+            message=f"{known}{taken}; inferred from names and shapes: {found}",
+            help="check in the class's own code which tensors it ties",
             file="config.json",
         )
 
@@ -80,7 +80,7 @@ def tokenizer_malformed(evidence: Evidence) -> Iterator[Observation]:
 
     Example: a Git LFS pointer in place of the file.
 
-    Mend: fetch the file again.
+    Fix: fetch the file again.
     """
     for file, problem in evidence.tokenizer.problems.items() if evidence.tokenizer else ():
         yield Observation(message=problem, help="fetch the file again", file=file)

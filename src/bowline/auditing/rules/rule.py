@@ -27,7 +27,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A fault that a rule saw. `message` says what is there and what was expected, `help` how to mend it."""
+    """A fault that a rule saw. `message` says what is there and what was expected, `help` how to fix it."""
 
     message: str
     help: str
@@ -54,7 +54,7 @@ class Finding:
 
     @property
     def fixable(self) -> bool:
-        """Whether `--fix` can mend this finding."""
+        """Whether `--fix` can fix this finding."""
         return self.flag_from_bytes is not None
 
 

@@ -19,17 +19,18 @@ def t5_scale_trap(evidence: Evidence) -> Iterator[Observation]:
 
     What: `tie_word_embeddings` is true (or absent) and `scale_decoder_outputs` is false.
 
-    Why it hurts: T5 v1.0 ties its head and multiplies the decoder's output by d_model^-1/2 before it; v1.1 does
-    neither. transformers 4 decides both by `tie_word_embeddings`. transformers 5 always writes it as true and keeps
-    the scaling in `scale_decoder_outputs`. A v1.1 checkpoint saved again by 5 is therefore tied *and* scaled by 4: a
-    dropped head, and logits off by a factor of sqrt(d_model).
+    Why it hurts: T5 v1.0 ties its head and multiplies the decoder's output by d_model^-1/2 before the head; v1.1 does
+    neither. transformers 4 decides both by `tie_word_embeddings`. transformers 5 always writes that flag as true and
+    keeps the scaling in `scale_decoder_outputs`. If version 5 saves a v1.1 checkpoint again, version 4 therefore ties
+    *and* scales it: it drops the head, and the logits are off by a factor of sqrt(d_model).
 
-    Example: `T5ForConditionalGeneration.from_pretrained("google/t5-v1_1-small").save_pretrained(...)` in 5.23.
+    Example: `T5ForConditionalGeneration.from_pretrained("google/t5-v1_1-small").save_pretrained(...)` in transformers
+    5.23.
 
-    Mend: if the file holds a separate head, `bowline audit --fix` sets the flag to false, which both versions read
+    Fix: if the file holds a separate head, `bowline audit --fix` sets the flag to false, which both versions read
     correctly. If it holds one matrix, no config makes version 4 tie without scaling: load it with 5 only.
 
-    Threads: huggingface/transformers#26441, huggingface/transformers#43681, huggingface/transformers#48154
+    Reported in: huggingface/transformers#26441, huggingface/transformers#43681, huggingface/transformers#48154
     """
     config = evidence.config or {}
     if not _has_the_key(evidence) or config.get(SCALED) is not False or not evidence.ties:
@@ -55,21 +56,21 @@ def t5_untied(evidence: Evidence) -> Iterator[Observation]:
 
     What: the flag is false and the file holds a separate head.
 
-    Why it hurts: not yet. transformers 5 loads it correctly, but writes `tie_word_embeddings: true` when it saves, and
-    transformers 4 then misreads that file (BW109).
+    Why it hurts: it does no harm yet. transformers 5 loads it correctly, but writes `tie_word_embeddings: true` when it
+    saves, and transformers 4 then misreads that file (BW109).
 
     Example: google/t5-v1_1-base, google/flan-t5-base.
 
-    Mend: after a save by transformers 5, run `bowline audit --fix` on what it wrote.
+    Fix: after a save by transformers 5, run `bowline audit --fix` on what it wrote.
 
-    Threads: huggingface/transformers#43681
+    Reported in: huggingface/transformers#43681
     """
     config = evidence.config or {}
     if _has_the_key(evidence) and config.get("tie_word_embeddings") is False:
         for tie in evidence.ties:
             if tie.tie.target == evidence.declaration.head and tie.state is TieState.DIVERGED:
                 yield Observation(
-                    message="untied as T5 v1.1 is; transformers 5 will write tie_word_embeddings: true when it saves",
+                    message="untied, like T5 v1.1; transformers 5 will write tie_word_embeddings: true when it saves",
                     help="run `bowline audit --fix` on what transformers 5 saves",
                     tensors=(tie.tie.target,),
                     file=CONFIG,

@@ -18,34 +18,35 @@ CONFIG = "config.json"
 def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
     """The config says tied, but both tensors are stored and differ.
 
-    What: `tie_word_embeddings` is true and the checkpoint holds a head of its own whose values are not the
-    embedding's. The message says how many rows differ, by how much at most, and what the difference looks like:
-    added tokens, a merged low-rank delta, noise from a cast, or all rows.
+    What: `tie_word_embeddings` is true, and the checkpoint also stores a separate head whose values differ from the
+    embedding's. The message says how many rows differ, by how much at most, and, if there is a pattern, what the
+    difference looks like: added tokens, a merged low-rank delta, or noise from a cast.
 
     Why it hurts: transformers 4 overwrites the trained head with the embedding without a warning. transformers 5 keeps
     both and warns, but its next `tie_weights()` or `resize_token_embeddings` destroys the head, and a save writes
-    the false flag again. vLLM before 0.29 dropped the head.
+    the wrong flag again. vLLM before 0.29 dropped the head.
 
     Example: a LoRA trained on `lm_head` of a tied model and merged: the head changed, the flag did not.
 
-    Mend: `bowline audit --fix` sets the flag to false at every level, in agreement with the stored tensors. If the
+    Fix: `bowline audit --fix` sets the flag to false at every level, in agreement with the stored tensors. If the
     head was meant to be tied, remove it from the file instead; then one matrix serves both ends.
 
-    Threads: vllm-project/vllm#51063, huggingface/transformers#45127, huggingface/peft#2777
+    Reported in: vllm-project/vllm#51063, huggingface/transformers#45127, huggingface/peft#2777
     """
     for tie in evidence.ties:
         if tie.state is TieState.DIVERGED and tie.declared.flag.value and not _is_bias(tie) and tie.difference:
             difference = tie.difference
+            pattern = f"; looks like {difference}" if difference.has_pattern else ""
             yield Observation(
                 message=(
                     f"{tie.tie.target} and {tie.tie.source} differ in {difference.rows_differing} of "
-                    f"{_rows(tie)} rows (by at most {difference.max_abs_difference:.3g}; "
-                    f"looks like {difference}), but {tie.declared.flag}"
+                    f"{_rows(tie)} rows ({difference.extent}{pattern}), "
+                    f"but {tie.declared.flag}"
                 ),
                 help=(
-                    "`bowline audit --fix` sets the flag to false; or remove the copy from the file"
+                    f"`bowline audit --fix` sets the flag to false; or remove {tie.tie.target} if the tie is intended"
                     if _if_config_decides(evidence, tie, value=False) is not None
-                    else "remove the copy from the file: no flag unties it"
+                    else f"remove {tie.tie.target} from the file: no flag unties it"
                 ),
                 tensors=(tie.tie.target, tie.tie.source),
                 file=CONFIG,
@@ -55,20 +56,20 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW102", "untied-but-missing", Severity.ERROR)
 def untied_but_missing(evidence: Evidence) -> Iterator[Observation]:
-    """The config says untied, but the target is not stored.
+    """The config says untied, but the head (the target of the tie) is not stored.
 
-    What: `tie_word_embeddings` is false and the checkpoint holds the embedding alone.
+    What: `tie_word_embeddings` is false, and the checkpoint stores only the embedding.
 
-    Why it hurts: transformers draws the head at random, and says so in one row of its load report; vLLM leaves it as
-    uninitialised memory. The model loads, runs, and writes noise.
+    Why it hurts: transformers draws the head at random, and says so in one row of its load report; vLLM leaves it
+    uninitialised. The model loads and runs, but its output is noise.
 
-    Example: a model tied at run time and saved while its config still said false: the save leaves out the shared
+    Example: a model was tied at run time and saved while its config still said false. The save leaves out the shared
     head, and the next load draws a random one.
 
-    Mend: `bowline audit --fix` sets the flag to true, in agreement with the stored tensors. If the head was trained,
+    Fix: `bowline audit --fix` sets the flag to true, in agreement with the stored tensors. If the head was trained,
     this file has lost it: fetch the checkpoint that has it.
 
-    Threads: huggingface/transformers#43429, vllm-project/vllm#33359
+    Reported in: huggingface/transformers#43429, vllm-project/vllm#33359
     """
     for tie in evidence.ties:
         if tie.state is TieState.TARGET_MISSING and tie.declared.flag.value is False:
@@ -76,7 +77,7 @@ def untied_but_missing(evidence: Evidence) -> Iterator[Observation]:
             if fates:
                 yield Observation(
                     message=f"{tie.tie.target} is not stored, but {tie.declared.flag}: random in {fates}",
-                    help="`bowline audit --fix` sets the flag to true; a trained head has to be fetched",
+                    help="`bowline audit --fix` sets the flag to true; if the head was trained, fetch it instead",
                     tensors=(tie.tie.target, tie.tie.source),
                     file=CONFIG,
                     flag_from_bytes=_if_config_decides(evidence, tie, value=True),
@@ -85,19 +86,19 @@ def untied_but_missing(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW103", "flag-absent", Severity.WARNING)
 def flag_absent(evidence: Evidence) -> Iterator[Observation]:
-    """The flag is absent and the loaders' defaults differ.
+    """`tie_word_embeddings` is absent, and the loaders' defaults differ.
 
     What: no level of `config.json` states `tie_word_embeddings`, and transformers 4 and 5 take different values for
     it in this family. For a class that neither version knows, the base config's default is true in 4 and false in 5.
 
-    Why it hurts: the same files give two models. One version ties; the other draws a random head or keeps a stored
-    one.
+    Why it hurts: the same files load as two different models. One version ties the head; the other draws a random
+    head or keeps a stored one.
 
     Example: remote code written for transformers 4 that relies on the default, loaded by transformers 5.
 
-    Mend: `bowline audit --fix` writes the flag that agrees with the stored tensors.
+    Fix: `bowline audit --fix` writes the flag that agrees with the stored tensors.
 
-    Threads: huggingface/transformers#43429, huggingface/transformers#46400
+    Reported in: huggingface/transformers#43429, huggingface/transformers#46400
     """
     if evidence.config is None:
         return
@@ -108,9 +109,9 @@ def flag_absent(evidence: Evidence) -> Iterator[Observation]:
     words = ", ".join(f"{loader} {'ties' if value else 'does not tie'}" for loader, value in asked)
     truth = _flag_of_bytes(evidence, tie)
     yield Observation(
-        message=f"tie_word_embeddings is absent and its default differs: {words} {tie.tie.target}",
+        message=f"tie_word_embeddings is absent, and its default depends on the loader: {words} {tie.tie.target}",
         help=(
-            "`bowline audit --fix` writes the flag that the bytes make true"
+            "`bowline audit --fix` writes the flag that agrees with the stored tensors"
             if truth is not None
             else "write the flag into config.json"
         ),
@@ -122,7 +123,7 @@ def flag_absent(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW104", "levels-disagree", Severity.WARNING, also=Severity.INFO)
 def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
-    """Levels of the config disagree about the flag.
+    """Levels of the config disagree about `tie_word_embeddings`.
 
     What: a nested config states `tie_word_embeddings` at the top and in its text or decoder config, with different
     values.
@@ -133,9 +134,9 @@ def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
 
     Example: `tie_word_embeddings: true` at the top of a LLaVA config whose `text_config` says false.
 
-    Mend: `bowline audit --fix` writes the value that agrees with the stored tensors at every level.
+    Fix: `bowline audit --fix` writes the value that agrees with the stored tensors at every level.
 
-    Threads: vllm-project/vllm#51063, huggingface/transformers#45857
+    Reported in: vllm-project/vllm#51063, huggingface/transformers#45857
     """
     levels = {
         path: value
@@ -148,11 +149,11 @@ def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
     loaders_differ = len(set(main.declared.asked.values())) > 1 and not main.declared.unconditional
     stated = listed([f"{path}: {str(value).lower()}" for path, value in levels.items()], limit=8)
     yield Observation(
-        message=f"levels of the config disagree ({stated}); which one counts depends on the loader",
+        message=f"levels of the config disagree ({stated}); which level counts depends on the loader",
         help=(
-            "`bowline audit --fix` writes the value that the bytes make true at every level"
+            "`bowline audit --fix` writes the value that agrees with the stored tensors at every level"
             if loaders_differ and _flag_of_bytes(evidence, main) is not None
-            else "nothing to mend for today's transformers; one value at every level serves every loader"
+            else "transformers needs no change; the same value at every level suits every loader"
         ),
         tensors=(main.tie.target,),
         file=CONFIG,
@@ -163,18 +164,18 @@ def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW105", "redundant-copy", Severity.WARNING, also=Severity.INFO)
 def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
-    """A tied target is stored a second time, with the same values.
+    """A tied matrix is stored twice, with the same values.
 
-    What: the config says tied, and the file holds both tensors, equal in every value.
+    What: the config says tied, and the file holds the tensor under both names, equal in every value.
 
     Why it hurts: the copy wastes space on disk and in every download, and an edit of one tensor makes the two
     differ. llama.cpp's converter writes both into the GGUF file.
 
     Example: a state dict gathered from a sharded run and saved with both names.
 
-    Mend: remove the copy from the file, and its name from the index. Saving from transformers 5 leaves it out.
+    Fix: remove the copy from the file, and its name from the index. Saving from transformers 5 leaves it out.
 
-    Threads: vllm-project/vllm#51665
+    Reported in: vllm-project/vllm#51665
     """
     for tie in evidence.ties:
         if tie.state is TieState.EQUAL and tie.declared.flag.value and tie.target:
@@ -189,17 +190,17 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW106", "both-missing", Severity.ERROR, also=Severity.WARNING)
 def both_missing(evidence: Evidence) -> Iterator[Observation]:
-    """Neither end of a tie is stored.
+    """Neither of two tied tensors is stored.
 
     What: the class declares the tie, and the file holds neither tensor under any name that the class loads.
 
-    Why it hurts: both ends are drawn at random.
+    Why it hurts: both tensors are drawn at random.
 
-    Example: a shard that never arrived, or a state dict saved from a wrapper that put its own prefix on every name.
+    Example: a shard was not downloaded, or the state dict was saved from a wrapper that adds a prefix to every name.
 
-    Mend: fetch the missing shard, or rename the tensors to what the class expects.
+    Fix: fetch the missing shard, or rename the tensors to what the class expects.
 
-    Threads: huggingface/transformers#43429
+    Reported in: huggingface/transformers#43429
     """
     for tie in evidence.ties:
         if tie.state is TieState.BOTH_MISSING and _loaders_with(evidence, tie, Fate.RANDOM):
@@ -208,7 +209,7 @@ def both_missing(evidence: Evidence) -> Iterator[Observation]:
                 for other in evidence.ties
             )
             yield Observation(
-                message=f"neither {tie.tie.target} nor {tie.tie.source} is stored: both will be random",
+                message=f"neither {tie.tie.target} nor {tie.tie.source} is stored: both will be drawn at random",
                 help="fetch the missing shard, or rename the tensors to what the class expects",
                 tensors=(tie.tie.target, tie.tie.source),
                 severity=Severity.WARNING if stands_alone else None,
@@ -217,24 +218,24 @@ def both_missing(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW107", "only-target-stored", Severity.WARNING, also=Severity.ERROR)
 def only_target_stored(evidence: Evidence) -> Iterator[Observation]:
-    """Only the target of a tie is stored, not its source.
+    """Only the head (the target of the tie) is stored, and not the embedding (its source).
 
-    What: the head is in the file and the embedding is not.
+    What: the file holds the head and lacks the embedding that it is tied to.
 
     Why it hurts: transformers 5 ties the embedding to the stored head. Other loaders need the embedding: vLLM leaves
     it uninitialised, and llama.cpp cannot convert the file. If the flag is false, every loader draws a random
     embedding.
 
-    Example: a tool removed duplicates and kept the alphabetically first name.
+    Example: a tool removed duplicate tensors and kept the alphabetically first name.
 
-    Mend: store the matrix under the embedding's name.
+    Fix: store the matrix under the embedding's name.
 
-    Threads: huggingface/safetensors#98
+    Reported in: huggingface/safetensors#98
     """
     for tie in evidence.ties:
         if tie.state is TieState.SOURCE_MISSING and not _is_recorded_alias(evidence, tie) and not _is_bias(tie):
             yield Observation(
-                message=f"{tie.tie.target} is stored but {tie.tie.source}, which owns the matrix, is not",
+                message=f"{tie.tie.target} is stored, but {tie.tie.source}, from which loaders take the matrix, is not",
                 help=f"store the matrix as {tie.tie.source}",
                 tensors=(tie.tie.target, tie.tie.source),
                 severity=None if tie.declared.flag.value else Severity.ERROR,
@@ -243,18 +244,18 @@ def only_target_stored(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW108", "incompatible", Severity.ERROR, also=Severity.INFO)
 def incompatible(evidence: Evidence) -> Iterator[Observation]:
-    """The two ends of a tie have different shapes or dtypes.
+    """Two tied tensors have different shapes or dtypes.
 
     What: both are stored, and cannot be one matrix because their shapes or dtypes differ.
 
-    Why it hurts: if the shapes differ, loaders refuse the file, or pad and cut. If the dtypes differ, transformers
-    compares after loading, finds values that a cast has changed, and leaves the pair untied.
+    Why it hurts: if the shapes differ, loaders refuse the file, or pad and cut the tensors. If the dtypes differ,
+    transformers compares the tensors after loading, finds values that a cast has changed, and leaves the pair untied.
 
     Example: the embedding was resized for new tokens and the head was not.
 
-    Mend: resize the shorter end to the shape of the longer one and keep its trained rows, or cast both to one dtype.
+    Fix: resize the shorter tensor to the shape of the longer one and keep its trained rows, or cast both to one dtype.
 
-    Threads: huggingface/transformers#35141
+    Reported in: huggingface/transformers#35141
     """
     for tie in evidence.ties:
         if tie.state is TieState.INCOMPATIBLE and tie.target and tie.source:
@@ -264,7 +265,7 @@ def incompatible(evidence: Evidence) -> Iterator[Observation]:
                     f"{tie.tie.target} is {tie.target.dtype} {list(tie.target.shape)} but {tie.tie.source} is "
                     f"{tie.source.dtype} {list(tie.source.shape)}{same}"
                 ),
-                help="resize both ends together, or cast both to one dtype, with the tool that made them differ",
+                help="resize both tensors to one shape, or cast both to one dtype, with the tool that made them differ",
                 tensors=(tie.tie.target, tie.tie.source),
                 severity=None if tie.declared.flag.value or tie.target.shape != tie.source.shape else Severity.INFO,
             )
@@ -275,17 +276,18 @@ def bias_diverged(evidence: Evidence) -> Iterator[Observation]:
     """The two names of an output bias hold different values.
 
     What: a head has one output bias under two names, in BERT `cls.predictions.bias` and
-    `cls.predictions.decoder.bias`. The file holds both and they differ. It is reported if a version of transformers
+    `cls.predictions.decoder.bias`. The file holds both and they differ. This is reported if a version of transformers
     computes with the bias that is not the decoder's, or if the config says tied.
 
-    Why it hurts: transformers 5 keeps the two apart and computes with the decoder's. transformers 4 makes them one,
-    in BERT and most others from `cls.predictions.bias`: different logits from the same file. In RoBERTa and ALBERT it
-    takes the decoder's as well, and the other bias has no effect; but if the flag is true, the next `tie_weights()`
-    of transformers 5 overwrites the decoder's with it.
+    Why it hurts: transformers 5 keeps the two apart and computes with the decoder's bias. transformers 4 makes them
+    one; in BERT and most other models it takes `cls.predictions.bias`, so the same file gives different logits. In
+    RoBERTa and ALBERT version 4 also takes the decoder's bias, and the other one has no effect; but if the flag is
+    true, the next `tie_weights()` of transformers 5 overwrites the decoder's bias with the other one.
 
-    Example: an untied BERT trained in transformers 5, or a vocabulary resized by a tool that grew one of the two.
+    Example: an untied BERT was trained in transformers 5, or a tool that resized the vocabulary grew only one of the
+    two.
 
-    Mend: store the trained bias under both names.
+    Fix: store the trained bias under both names.
     """
     for tie in evidence.ties:
         if (
@@ -297,15 +299,15 @@ def bias_diverged(evidence: Evidence) -> Iterator[Observation]:
             yield Observation(
                 message=(
                     f"{tie.tie.target} and {tie.tie.source} are one bias under two names, but differ in "
-                    f"{tie.difference.rows_differing} entries (by at most {tie.difference.max_abs_difference:.3g})"
+                    f"{tie.difference.rows_differing} entries ({tie.difference.extent})"
                 ),
-                help="store the one that was trained under both names",
+                help="store the trained bias under both names",
                 tensors=(tie.tie.target, tie.tie.source),
             )
 
 
 def _decoders_bias_lost(tie: TieEvidence) -> Fate:
-    """The fate of the target in a loader that overwrites the decoder's bias with the other one."""
+    """Returns the fate of the target in a loader that overwrites the decoder's bias with the other one."""
     return Fate.DROPPED if tie.tie.target.endswith("decoder.bias") else Fate.TIED
 
 
@@ -321,15 +323,18 @@ def stored_under_alias(evidence: Evidence) -> Iterator[Observation]:
 
     Example: `save_model(model, "model.safetensors")` on any tied model whose head sorts first.
 
-    Mend: save with `model.save_pretrained`, or rename the tensor to the embedding's name.
+    Fix: save with `model.save_pretrained`, or rename the tensor to the embedding's name.
 
-    Threads: huggingface/safetensors#98, huggingface/safetensors#493
+    Reported in: huggingface/safetensors#98, huggingface/safetensors#493
     """
     for tie in evidence.ties:
         if tie.state is TieState.SOURCE_MISSING and _is_recorded_alias(evidence, tie):
             yield Observation(
-                message=f"stored as {tie.tie.target}; the metadata says that {tie.tie.source} was dropped for it",
-                help=f"rename the tensor to {tie.tie.source}, or save with save_pretrained",
+                message=(
+                    f"stored only as {tie.tie.target}; the file's metadata says that {tie.tie.source} was left out as "
+                    "its duplicate"
+                ),
+                help=f"rename the tensor to {tie.tie.source}, or save the model with save_pretrained",
                 tensors=(tie.tie.target, tie.tie.source),
             )
 
@@ -341,33 +346,33 @@ def untied_but_equal(evidence: Evidence) -> Iterator[Observation]:
     What: the two tensors are equal in every value, and `tie_word_embeddings` is false.
 
     Why it hurts: it does no harm until training, which makes the two differ. If they were meant to be tied, the flag
-    is wrong; if the head was untied on purpose by a copy, nothing is wrong.
+    is wrong. If the head was untied on purpose, by copying the embedding, nothing is wrong.
 
-    Example: `untie` before adding a LoRA on the head.
+    Example: the head was untied before a LoRA was added to it.
 
-    Mend: nothing, or set the flag to true if one matrix is meant.
+    Fix: none is needed if the head was untied on purpose; otherwise set the flag to true.
     """
     for tie in evidence.ties:
         if tie.state is TieState.EQUAL and tie.declared.flag.value is False and not _is_bias(tie):
             yield Observation(
                 message=f"{tie.tie.target} equals {tie.tie.source} in every value, but {tie.declared.flag}",
-                help="nothing if the head was untied on purpose; else set the flag to true",
+                help="no change is needed if the head was untied on purpose; otherwise set the flag to true",
                 tensors=(tie.tie.target, tie.tie.source),
             )
 
 
 @rule("BW114", "flag-not-boolean", Severity.ERROR, also=Severity.WARNING)
 def flag_not_boolean(evidence: Evidence) -> Iterator[Observation]:
-    """The flag is neither true nor false.
+    """`tie_word_embeddings` is neither true nor false.
 
-    What: `tie_word_embeddings` is null, a number, a text or a list.
+    What: `tie_word_embeddings` is null, a number, a string or a list.
 
-    Why it hurts: transformers 5 refuses the config of nearly every class. Version 4 takes its truth value in Python:
-    `"false"` ties. If version 5 does so too, as for T5 and remote code, this is a warning.
+    Why it hurts: transformers 5 refuses such a config for nearly every class. Version 4 uses the value's truth in
+    Python, so the string `"false"` ties. If version 5 does so too, as for T5 and remote code, this is a warning.
 
-    Example: a config written by hand, or by a tool that writes null for settings that were never set.
+    Example: the config was written by hand, or by a tool that writes null for settings that were never set.
 
-    Mend: `bowline audit --fix` writes the flag that agrees with the stored tensors.
+    Fix: `bowline audit --fix` writes the flag that agrees with the stored tensors.
     """
     main = evidence.main_tie
     truth = None if main is None else _if_config_decides(evidence, main, value=_flag_of_bytes(evidence, main))
@@ -375,10 +380,10 @@ def flag_not_boolean(evidence: Evidence) -> Iterator[Observation]:
         if evidence.config is not None and _is_text_level(evidence.config, path):
             taken = str(bool(value)).lower()
             yield Observation(
-                message=f"{path} is {shown(value)}, expected true or false; transformers 4 takes it for {taken}",
+                message=f"{path} is {shown(value)}, expected true or false; transformers 4 reads it as {taken}",
                 help="write true or false"
                 if truth is None
-                else "`bowline audit --fix` writes what the bytes make true",
+                else "`bowline audit --fix` writes the value that agrees with the stored tensors",
                 tensors=() if main is None else (main.tie.target, main.tie.source),
                 file=CONFIG,
                 severity=None if odd_flag(evidence.declaration) else Severity.WARNING,

@@ -19,21 +19,21 @@ NEAR = 0.04
 
 @rule("BW405", "untrained-recipe", Severity.INFO, also=Severity.WARNING)
 def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
-    """The embedding looks untrained, and either no recipe draws such a table or its first loss explodes.
+    """The embedding looks untrained, and either no recipe matches it or its first loss explodes.
 
-    What: all rows of the embedding have the length of a fresh draw, as they also do after a few training steps. The
-    audit compares their standard deviation with every recipe for models of this family, and predicts the first loss
-    from it, the tie, and the config's multipliers.
+    What: all rows of the embedding have the norm of freshly initialised rows, as they also do after a few training
+    steps. The audit compares their standard deviation with every recipe for models of this family, and predicts the
+    first loss from it, the tie, and the config's multipliers.
 
-    Why it hurts: one std serves both ends of a tie. At std 1 and a width of 768 the logits have a std of 27.7 unless
-    they are multiplied by 768^-1/2: one token then takes all of each softmax, the first loss is ten times ln V, and
-    the first training steps only undo the initialisation.
+    Why it hurts: a tied matrix has one std for the embedding and the head. At std 1 and a width of 768 the logits have
+    a std of 27.7 unless they are multiplied by 768^-1/2. One token then takes all of the probability in each softmax,
+    the first loss is ten times ln V, and the first training steps only undo the initialisation.
 
     Example: `T5Config(tie_word_embeddings=False)` in transformers 5 keeps the tie and drops the scale.
 
-    Mend: draw with a recipe whose scales fit the tie (`bowline init-loss --family t5`).
+    Fix: initialise with a recipe whose scales fit the tie (compare them by `bowline init-loss --family t5`).
 
-    Threads: huggingface/transformers#26441, huggingface/transformers#32854
+    Reported in: huggingface/transformers#26441, huggingface/transformers#32854
     """
     declaration, config = evidence.declaration, evidence.config
     drawn = {table.name: table.drawn_std for table in evidence.tables if table.drawn_std}
@@ -66,17 +66,17 @@ def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
     except (UsageError, ConfigError):  # the activation is unknown
         return
     place = (declaration.embedding,) if tied else (declaration.embedding, declaration.head)
-    by = f", as {listed(alike, limit=8)} draw it," if alike else ""
-    ends = "the head is tied to it" if tied else f"the head as if with std {head:.2g}"
+    by = f" (as by {listed(alike, limit=8)})" if alike else ""
+    ends = "the head is tied to it" if tied else f"the head with std {head:.2g}"
     if expected.explodes:
         yield Observation(
             message=(
-                f"{declaration.embedding} looks as if drawn with std {std:.2g}{by} and {ends}: if so, the first loss "
-                f"is about {expected.loss:.0f}, where ln V is {expected.uniform:.1f}"
+                f"{declaration.embedding} looks freshly initialised with std {std:.2g}{by}, and {ends}: the first loss "
+                f"would be about {expected.loss:.0f}, while ln V is {expected.uniform:.1f}"
             ),
             help=(
-                f"logits of std {expected.width:.2g} need a scale or a smaller draw; bowline init-loss shows what each "
-                "recipe leads to"
+                f"scale the logits (std {expected.width:.2g}) down, or initialise with a smaller std; "
+                "`bowline init-loss` compares the recipes"
             ),
             tensors=place,
             severity=Severity.WARNING,
@@ -85,9 +85,9 @@ def untrained_recipe(evidence: Evidence) -> Iterator[Observation]:
         known = listed([f"{value:.2g} ({name})" for name, value in stds.items()], limit=6)
         yield Observation(
             message=(
-                f"{declaration.embedding} looks as if drawn with std {std:.2g}, and no recipe of {shape.family} draws "
-                "that"
+                f"{declaration.embedding} looks freshly initialised with std {std:.2g}, which no recipe of "
+                f"{shape.family} uses"
             ),
-            help=f"known are {known}; if it was drawn so, the first loss is about {expected.loss:.2f}",
+            help=f"recipes use {known}; with {std:.2g} the first loss is about {expected.loss:.2f}",
             tensors=place,
         )

@@ -19,17 +19,17 @@ TIED = (TieState.SHARED, TieState.ALIAS, TieState.EQUAL)
 def vocab_size_mismatch(evidence: Evidence) -> Iterator[Observation]:
     """The length of a vocabulary tensor differs from the config's `vocab_size`.
 
-    What: the axis that runs over the vocabulary has another length than `vocab_size`.
+    What: the tensor's vocabulary axis is longer or shorter than `vocab_size`.
 
-    Why it hurts: loaders build the model from the config and refuse the tensor, or draw it at random if mismatched
-    sizes are to be ignored.
+    Why it hurts: loaders build the model from the config and refuse the tensor, or draw it at random if they are told
+    to ignore mismatched sizes.
 
     Example: an embedding was resized by hand, and its `final_logits_bias` or MLM bias was not.
 
-    Mend: set `vocab_size` to the number of rows if all vocabulary tensors agree on it; otherwise resize the tensors
+    Fix: set `vocab_size` to the number of rows if all vocabulary tensors agree on it; otherwise resize the tensors
     that were not resized.
 
-    Threads: huggingface/transformers#35141
+    Reported in: huggingface/transformers#35141
     """
     size = evidence.declaration.vocab_size
     newest = max(evidence.declaration.loaders, default="")
@@ -41,7 +41,7 @@ def vocab_size_mismatch(evidence: Evidence) -> Iterator[Observation]:
     together = len(wrong) == len(evidence.declaration.vocabulary) and len(set(wrong.values())) == 1
     yield Observation(
         message=f"{size.path} is {size.value}, but {stated}",
-        help=f"set {size.path} to {next(iter(wrong.values()))}" if together else "resize every vocabulary tensor alike",
+        help=f"set {size.path} to {next(iter(wrong.values()))}" if together else "resize all vocabulary tensors alike",
         tensors=tuple(wrong),
         file="config.json",
     )
@@ -49,21 +49,21 @@ def vocab_size_mismatch(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW202", "tokenizer-larger", Severity.ERROR, also=Severity.WARNING)
 def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
-    """The tokenizer has ids without a row in the table.
+    """The tokenizer has ids without a row in the embedding.
 
-    What: the largest id in `tokenizer.json`, `vocab.json` or `added_tokens.json` is not a row of the embedding.
+    What: the largest id in `tokenizer.json`, `vocab.json` or `added_tokens.json` has no row in the embedding.
 
-    Why it hurts: the first text with that token ends in an index error, or in a device-side assert that names
-    nothing.
+    Why it hurts: the first text with that token ends in an index error, or on a GPU in a device-side assert that does
+    not name the token.
 
     Example: tokens were added to the tokenizer, and `resize_token_embeddings` was not called.
 
-    If every such id is an added token this is a warning: some models have an image placeholder there, which their
-    code replaces before the look-up.
+    If every such id is an added token, this is a warning: some models use such an id as an image placeholder, which
+    their code replaces before the look-up.
 
-    Mend: resize the embedding and everything tied to it, or remove the tokens.
+    Fix: resize the embedding and everything tied to it, or remove the tokens.
 
-    Threads: huggingface/transformers#35141
+    Reported in: huggingface/transformers#35141
     """
     rows, tokenizer = _rows(evidence), evidence.tokenizer
     if rows is not None and tokenizer is not None and tokenizer.size > rows:
@@ -82,7 +82,7 @@ def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW203", "special-id-out-of-range", Severity.WARNING)
 def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
-    """A special id in the config has no row.
+    """A special token id in the config has no row in the embedding.
 
     What: `pad_token_id`, `bos_token_id`, `eos_token_id` or another `*_token_id` is negative, or not less than the
     number of rows.
@@ -92,7 +92,7 @@ def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
 
     Example: `pad_token_id: -1`, once written by converters of Llama; `pad_token_id: 32000` on a table of 32000 rows.
 
-    Mend: write the id that the tokenizer uses, or null if it has none.
+    Fix: write the id that the tokenizer uses, or null if it has none.
     """
     rows = _rows(evidence)
     if rows is None or evidence.config is None:
@@ -104,26 +104,26 @@ def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
         stated = listed([f"{path}: {number}" for path, number in wrong.items()], limit=8)
         yield Observation(
             message=f"{stated}, but ids run from 0 to {rows - 1}",
-            help="give the tokenizer's id, or null where there is none",
+            help="write the id that the tokenizer uses, or null if it has none",
             file="config.json",
         )
 
 
 @rule("BW204", "padding-row", Severity.INFO, also=Severity.WARNING)
 def padding_row(evidence: Evidence) -> Iterator[Observation]:
-    """The padding row has a notable value: zero, the mean, a copy, a fresh draw, or a trained row.
+    """The padding row is zero, the table's mean, a copy of another row, as initialised, or trained.
 
     What: the row of `pad_token_id` is classified as zero, mean (of the table, as resizing writes it), a copy of another
-    row, init-like (as drawn, never trained), or trained.
+    row, init-like (as drawn at initialisation, never trained), or trained.
 
-    Why it hurts: `padding_idx` blocks the gradient of the embedding's look-up, not the head's. Under a tied head the
-    softmax's denominator changes the row at every step although padding is never a label, so a trained model's
-    padding row is not zero. Zeroing the row afterwards does not rule padding out as an output: its logit is 0 plus
+    Why it hurts: `padding_idx` blocks the gradient of the embedding's look-up, but not the head's. Under a tied head
+    the softmax's denominator changes the row at every step although padding is never a label, so the padding row of a
+    trained model is not zero. Zeroing the row afterwards does not rule padding out as an output: its logit is 0 plus
     the bias, which wins wherever the other logits are negative.
 
-    Example: BERT, whose padding row is trained; a model trimmed by a tool that zeroes the row.
+    Example: BERT, whose padding row is trained; or a model whose padding row was zeroed by a tool.
 
-    Mend: leave a trained row alone. To rule padding out as an output, mask its logit.
+    Fix: leave a trained row alone. To rule padding out as an output, mask its logit.
     """
     padding = evidence.padding
     if padding is None or evidence.declaration.embedding is None:
@@ -132,19 +132,21 @@ def padding_row(evidence: Evidence) -> Iterator[Observation]:
     if padding.row_class.value == "zero" and head_tied:
         yield Observation(
             message=(
-                f"row {padding.id} (pad_token_id) is zero and the head is tied: its logit is 0 plus the bias, "
-                f"{'not improbable where other logits are negative' if trained else 'until training moves it'}"
+                f"row {padding.id} (pad_token_id) is zero and the head is tied: its logit is 0 plus the bias"
+                f"{', so padding is likely where the other logits are negative' if trained else ' until it is trained'}"
             ),
-            help="mask the padding logit where padding must not be written",
+            help="mask the padding logit if the model must not generate padding",
             tensors=(evidence.declaration.embedding,),
             severity=Severity.WARNING if trained else None,
         )
     elif padding.row_class.value in ("mean", "copy", "init-like", "trained"):
-        word = f"a copy of row {padding.copy_of}" if padding.copy_of is not None else padding.row_class.value
+        value = padding.row_class.value
+        words = {"mean": "the mean of the table", "init-like": "init-like (as drawn, never trained)"}
+        word = f"a copy of row {padding.copy_of}" if padding.copy_of is not None else words.get(value, value)
         yield Observation(
             message=f"row {padding.id} (pad_token_id) is {word}"
             + (": a tied head trains it through the softmax's denominator" if word == "trained" and head_tied else ""),
-            help="nothing to mend; do not expect zeros where inputs are padded",
+            help="no change is needed, but do not expect zero embeddings for padded inputs",
             tensors=(evidence.declaration.embedding,),
         )
 
@@ -159,7 +161,7 @@ def duplicate_rows(evidence: Evidence) -> Iterator[Observation]:
 
     Example: tokens were added with one initial value (the mean, or a copied token) and never trained.
 
-    Mend: train the tokens, or remove them.
+    Fix: train the tokens, or remove them.
     """
     for table in evidence.tables:
         if table.duplicates:
@@ -181,12 +183,12 @@ def zero_rows(evidence: Evidence) -> Iterator[Observation]:
 
     What: every value of these rows is zero.
 
-    Why it hurts: as output rows their logit is 0 plus the bias, which wins the argmax where real logits are negative:
-    a model with a trimmed or padded vocabulary then answers with tokens that do not exist.
+    Why it hurts: if they are output rows, their logit is 0 plus the bias, which wins the argmax where the other logits
+    are negative. A model with a trimmed or padded vocabulary then answers with tokens that do not exist.
 
     Example: a table padded with zeros to a multiple of 64 for tensor cores.
 
-    Mend: mask those logits, or give the rows the mean of the table.
+    Fix: mask those logits, or set the rows to the mean of the table.
     """
     for table in evidence.tables:
         pad = evidence.padding.id if evidence.padding else None
@@ -196,7 +198,7 @@ def zero_rows(evidence: Evidence) -> Iterator[Observation]:
             yield Observation(
                 message=f"{table.name} has {len(rows)} row{'s' * (len(rows) != 1)} of zeros ({_runs(rows)})"
                 + ("; as output rows they win wherever the other logits are negative" if is_output else ""),
-                help="mask their logits, or give them the mean of the table",
+                help="mask their logits, or set the rows to the mean of the table",
                 tensors=(table.name,),
                 severity=Severity.WARNING if is_output else None,
             )
@@ -213,7 +215,7 @@ def not_finite_rows(evidence: Evidence) -> Iterator[Observation]:
 
     Example: an overflow in a cast to float16.
 
-    Mend: take the rows from a checkpoint before the overflow, or cast again from the wider dtype.
+    Fix: take the rows from a checkpoint from before the overflow, or cast again from the wider dtype.
     """
     for table in evidence.tables:
         if len(table.not_finite):
@@ -232,22 +234,22 @@ def not_finite_rows(evidence: Evidence) -> Iterator[Observation]:
 def never_trained_rows(evidence: Evidence) -> Iterator[Observation]:
     """Some rows look as if they were never trained.
 
-    What: the shortest rows of the table have a common direction, and these rows are short and have it too. Training
-    only pushes the tokens that no text contained away from the hidden states, all in the same direction.
+    What: the rows of smallest norm all point in one direction, and these rows have a small norm and point the same way.
+    Tokens that occur in no training text are only pushed away from the hidden states, all in the same direction.
 
-    Why it hurts: such a token in a prompt makes the model behave oddly ("glitch tokens"), and fine-tuning on it
-    starts from nothing.
+    Why it hurts: such a token in a prompt makes the model behave oddly ("glitch tokens"), and fine-tuning has to learn
+    its row from nothing.
 
     Example: BERT's `[unused1]` to `[unused993]`.
 
-    Mend: nothing if the tokens are never used. Otherwise reserve them for new tokens, or train them.
+    Fix: none is needed if the tokens are never used. Otherwise reserve them for new tokens, or train them.
     """
     for table in evidence.tables:
         if len(table.never_trained):
             share = len(table.never_trained) / table.rows
             yield Observation(
                 message=(
-                    f"{table.name} has {len(table.never_trained)} rows ({share:.1%}) that look never trained "
+                    f"{table.name} has {len(table.never_trained)} rows ({share:.1%}) that look untrained "
                     f"({_runs(table.never_trained)})"
                 ),
                 help="do not rely on these tokens before training them",
@@ -257,23 +259,23 @@ def never_trained_rows(evidence: Evidence) -> Iterator[Observation]:
 
 @rule("BW209", "uneven-rows", Severity.INFO)
 def uneven_rows(evidence: Evidence) -> Iterator[Observation]:
-    """The number of rows is slow on tensor cores.
+    """The number of rows is not a multiple of 8, which is slow on tensor cores.
 
-    What: the number of rows of the table is not a multiple of 8.
+    What: the number of rows of the embedding is not a multiple of 8.
 
-    Why it hurts: half-precision products are fastest when their sizes are multiples of 8 (64 on newer chips); an odd
-    vocabulary slows the largest product of a small model.
+    Why it hurts: half-precision matrix multiplications are fastest when their sizes are multiples of 8 (64 on newer
+    chips). Another vocabulary size slows the largest multiplication of a small model.
 
     Example: GPT-2's 50257 rows; nanoGPT pads them to 50304.
 
-    Mend: pad the table to a multiple of 64 before training, and mask the new logits.
+    Fix: pad the table to a multiple of 64 before training, and mask the new logits.
     """
     rows = _rows(evidence)
     if rows is not None and rows % TENSOR_CORE_ROWS and evidence.declaration.embedding:
         padded = -(-rows // 64) * 64
         yield Observation(
             message=f"{rows} rows are not a multiple of {TENSOR_CORE_ROWS}; the next multiple of 64 is {padded}",
-            help="pad the vocabulary before training if the head's product is slow",
+            help="pad the vocabulary before training if the head's matrix multiplication is slow",
             tensors=(evidence.declaration.embedding,),
         )
 

@@ -76,7 +76,7 @@ def _in_two_steps(stage: Path, place: Path) -> None:
         except OSError:
             if not place.is_dir():
                 raise CheckpointError(
-                    f"{place}: lost its name while a new checkpoint took it; the old one is whole at {previous}",
+                    f"{place}: could not be replaced by the new checkpoint; the old one is complete at {previous}",
                     help=f"mv {previous} {place}",
                 ) from error
             shutil.rmtree(previous, ignore_errors=True)  # another publisher was quicker: the old one is obsolete

@@ -19,10 +19,10 @@ _WAYS_OUT = {
     errno.EPERM: "check the permissions of the directory and of the one that holds it",
     errno.EROFS: "write to a file system that is not read-only",
     errno.EEXIST: "write into an empty directory",
-    errno.EBUSY: "it is a mount point, whose name cannot change hands: give a directory below it",
-    errno.ENOTDIR: "one of the directories that hold it is a file: give another path",
+    errno.EBUSY: "it is a mount point, which cannot be replaced: give a directory below it",
+    errno.ENOTDIR: "a part of the path is a file, not a directory: give another path",
     errno.EISDIR: "a subdirectory there has the name of a new file: rename it, or give another directory",
-    errno.EXDEV: "it is a mount point, or has one inside: give a directory below it, or one without mounts",
+    errno.EXDEV: "it is or contains a mount point: give a directory below it, or one without mounts",
 }
 
 
@@ -63,7 +63,7 @@ def copy_attributes(status: os.stat_result, path: Path, staged: Path) -> None:
 def cannot_write(path: Path, error: OSError) -> CheckpointError:
     """The error to raise when the system refuses to write at `path`, with a way out."""
     if error.errno in DISK_FULL:
-        way_out = "free space: until the new checkpoint is whole, the old one is kept beside it"
+        way_out = "free space: the old checkpoint is kept beside the new one until that is complete"
     else:
         way_out = _WAYS_OUT.get(error.errno or 0, "check the directory's permissions and space")
     return CheckpointError(f"{path}: cannot be written: {error.strerror or error}", help=way_out)

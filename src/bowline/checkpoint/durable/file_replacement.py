@@ -39,8 +39,8 @@ def replace_file(path: Path, content: bytes, *, why: str) -> Path:
         ) from error
     if path.is_symlink() or status.st_nlink > 1:
         raise ConfigError(
-            f"{path}: is {'a symbolic link' if path.is_symlink() else 'one of several names of one file'}, "
-            "expected a file of its own",
+            f"{path}: {'is a symbolic link' if path.is_symlink() else 'has several hard links'}, "
+            "expected an ordinary file with one name",
             help="copy the checkpoint out of the cache, and fix the copy",
         )
     try:

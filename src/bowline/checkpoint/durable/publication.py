@@ -123,7 +123,8 @@ def _refuse_what_cannot_be_replaced(place: Path) -> None:
         if not os.path.lexists(place):  # one of the parents is a file
             raise
         raise CheckpointError(
-            f"{place}: is not a directory, expected one or nothing", help="give another name, or move the file away"
+            f"{place}: is not a directory, expected a directory or an unused name",
+            help="give another name, or move the file away",
         ) from error
     try:
         if os.path.ismount(place):

@@ -41,9 +41,10 @@ def parse_size(size: str | int) -> int:
         count = 0
     if count < 1:
         raise UsageError(
-            f"a size of {size!r}, expected bytes as a positive whole number, or a number with one of "
+            f"max_shard_size={size!r}: expected a positive whole number of bytes, or a number with one of "
             f"{', '.join(_UNITS)}",
-            help='"5GB" for instance, or 1024 without quotes for bytes',
+            help='for example "5GB", or 1024 without quotes for bytes',
+            argument="max_shard_size",
         )
     return count
 
@@ -113,7 +114,7 @@ def write_shards(
         names = [payload.name for payload in listed]
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(
-            f"{twice}: the name of two tensors, expected each to have its own", help="rename one, or leave it out"
+            f"{twice}: two tensors have this name, expected unique names", help="rename one, or leave it out"
         )
     sizes = {name: payload.nbytes for name, payload in by_name.items()}
     parts = split(sizes, parse_size(max_shard_size)) or [[]]

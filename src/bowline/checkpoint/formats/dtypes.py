@@ -103,8 +103,8 @@ def decode(raw: bytes | bytearray | memoryview | NDArray[np.uint8], dtype: str, 
         )
     if dtype.startswith("F6_"):
         raise FormatError(
-            f"dtype {dtype} cannot be decoded: expected a packing that is specified, and neither safetensors nor the "
-            "OCP microscaling formats say how its elements share bytes",
+            f"dtype {dtype} cannot be decoded: its packing is not specified; neither safetensors nor the OCP "
+            "microscaling formats say how its elements share bytes",
             help="convert the tensor to F8_E4M3 or wider with the tool that wrote it",
         )
     octets = np.frombuffer(np.ascontiguousarray(raw) if isinstance(raw, np.ndarray) else raw, np.uint8)
@@ -112,7 +112,7 @@ def decode(raw: bytes | bytearray | memoryview | NDArray[np.uint8], dtype: str, 
         raise FormatError(
             f"{octets.size} bytes for {dtype} of shape {_clipped(shape)}, expected {prod(shape)} elements "
             f"of {BITS[dtype]} bits",
-            help="the extent and the shape are of different tensors, or the file is damaged; fetch it again",
+            help="the bytes and the shape belong to different tensors, or the file is damaged; fetch it again",
         )
     flat: NDArray[Any]
     if dtype in _NUMPY:
@@ -133,7 +133,7 @@ def decode(raw: bytes | bytearray | memoryview | NDArray[np.uint8], dtype: str, 
         return flat.reshape(tuple(shape))
     except ValueError as error:
         raise FormatError(
-            f"shape {_clipped(shape)} of {len(shape)} axes cannot be held: expected what numpy can ({error})",
+            f"numpy cannot hold the shape {_clipped(shape)} of {len(shape)} axes ({error})",
             help="no model has such a tensor; fetch the file again",
         ) from error
 

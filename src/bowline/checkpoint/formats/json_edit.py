@@ -47,7 +47,7 @@ def set_flags(text: str, flags: Mapping[str, bool]) -> str:
             if key in values:
                 raise ConfigError(f"config.json: {'.'.join((*place, key))} is not an object")
             if key not in spans:
-                raise ConfigError(f"config.json: there is no {'.'.join((*place, key))}")
+                raise ConfigError(f"config.json: {'.'.join((*place, key))} is missing")
             yield from edits(spans[key][0], (*place, key))
 
     parts: list[str] = []

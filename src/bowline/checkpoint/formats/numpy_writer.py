@@ -38,7 +38,7 @@ class Bits:
     def __init__(self, dtype: str, patterns: npt.NDArray[Any]) -> None:
         if dtype not in BITS or BITS[dtype] != patterns.dtype.itemsize * 8:
             raise UsageError(
-                f"{dtype} from patterns of {patterns.dtype}, expected unsigned integers as wide as {dtype}"
+                f"the bit patterns for {dtype} are {patterns.dtype}, expected unsigned integers as wide as {dtype}"
             )
         self.dtype = dtype
         self.patterns = patterns
@@ -58,7 +58,7 @@ def _payload(name: str, tensor: npt.NDArray[Any] | Bits) -> Payload:
     if not isinstance(tensor, Bits) and array.dtype.name not in NUMPY_DTYPES:
         raise UsageError(
             f"{name}: an array of {array.dtype} cannot be written, expected one of {', '.join(NUMPY_DTYPES)}",
-            help="convert it, or give its patterns as Bits",
+            help="convert it, or give its bit patterns as Bits",
         )
     dtype = tensor.dtype if isinstance(tensor, Bits) else NUMPY_DTYPES[array.dtype.name]
     little = array.dtype.newbyteorder("<")

@@ -26,7 +26,7 @@ __all__ = ["PickledFile", "read_pickle"]
 _LONGEST_NAME: Final = 4096
 _MOST_NOTES: Final = 100
 _MOST_BYTES: Final = 1 << 63  # torch counts in an int64
-_FETCH_AGAIN: Final = "fetch the file again, or write it anew with torch.save"
+_FETCH_AGAIN: Final = "fetch the file again, or save it again with torch.save"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def read_pickle(source: ByteSource) -> PickledFile:
     saved = run_pickle(data, source.name)
     tensors, notes, under = _state_dict(saved, source.name)
     if not archive.checksum_holds(archive.pickle, data):
-        notes.insert(0, "data.pkl does not have the checksum that the archive gives")
+        notes.insert(0, "data.pkl does not match the archive's checksum")
     starts: dict[str, int] = {}
     for tensor in tensors.values():
         if tensor.storage.key not in starts:
@@ -84,7 +84,7 @@ def read_pickle(source: ByteSource) -> PickledFile:
 def _state_dict(saved: object, where: str) -> tuple[dict[str, TensorClaim], list[str], str | None]:
     """The tensors by name, notes on the entries that are left out, and the key if the dictionary is a nested one."""
     if not isinstance(saved, dict):
-        raise _wrong(where, f"{kind_of(saved)} was saved, expected a dictionary of tensors", CONVERT)
+        raise _wrong(where, f"it holds {kind_of(saved)}, expected a dictionary of tensors", CONVERT)
     under: str | None = None
     left_out: list[tuple[object, object]] = []
     chosen = saved
@@ -96,7 +96,7 @@ def _state_dict(saved: object, where: str) -> tuple[dict[str, TensorClaim], list
             more = ", ..." if len(nested or saved) > len(seen) else ""
             raise _wrong(
                 where,
-                f"{found} ({', '.join(seen)}{more}), expected a dictionary of tensors, or one that holds one",
+                f"{found} ({', '.join(seen)}{more}), expected a dictionary of tensors, or one such dictionary inside",
                 "save the model's state_dict() alone",
             )
         ((chosen_key, chosen),) = nested
@@ -120,7 +120,9 @@ def _has_tensors(value: Mapping[object, object]) -> bool:
 
 def _checked_name(name: object, where: str) -> str:
     if not isinstance(name, str):
-        raise _wrong(where, f"a tensor under {kind_of(name)}, expected a name", "save the model's state_dict() alone")
+        raise _wrong(
+            where, f"the key of a tensor is {kind_of(name)}, expected text", "save the model's state_dict() alone"
+        )
     if len(name) > _LONGEST_NAME:
         raise _wrong(
             where, f"a tensor's name has {len(name)} characters, expected at most {_LONGEST_NAME}", _FETCH_AGAIN
@@ -152,7 +154,7 @@ def _stored_tensor(name: str, claim: TensorClaim, storage_start: int, source: By
     where = f"{source.name}: tensor {shown(name)}"
     dtype, itemsize = claim.dtype.dtype, claim.dtype.itemsize
     if dtype is None:
-        raise _wrong(where, f"{claim.dtype.path}, expected a dtype that safetensors has", CONVERT)
+        raise _wrong(where, f"its dtype is {claim.dtype.path}, expected one that safetensors has", CONVERT)
     shape = claim.shape
     if math.prod(extent for extent in shape if extent) * itemsize >= _MOST_BYTES:
         raise _wrong(where, f"shape {list(shape)}, expected fewer than 2^63 bytes", _FETCH_AGAIN)
@@ -162,7 +164,7 @@ def _stored_tensor(name: str, claim: TensorClaim, storage_start: int, source: By
         raise _wrong(
             where,
             f"shape {list(shape)} with strides {list(claim.strides)} from element {claim.offset} reaches to byte "
-            f"{(claim.offset + reach) * itemsize}, expected its storage's {claim.storage.nbytes} to be enough",
+            f"{(claim.offset + reach) * itemsize}, but its storage has {claim.storage.nbytes} bytes",
             _FETCH_AGAIN,
         )
     if numel * itemsize > source.size:  # strides of 0 make a terabyte out of 4 bytes
@@ -170,7 +172,7 @@ def _stored_tensor(name: str, claim: TensorClaim, storage_start: int, source: By
             where,
             f"shape {list(shape)} with strides {list(claim.strides)} repeats its bytes up to {numel * itemsize}, "
             f"expected no more than the file's {source.size}",
-            "call .contiguous() on it before torch.save, or leave it out of the state dictionary",
+            "call .contiguous() on it before torch.save, or leave it out of the state dict",
         )
     return StoredTensor(
         name=name,

@@ -109,13 +109,13 @@ class _Machine:
                 raise self._malformed(f"opcode {count}: {shown(str(error))}") from error
             ahead = len(data) - (position or 0)
             if opcode.name == "FRAME" and isinstance(argument, int) and argument > ahead - _FRAME_BYTES:
-                raise self._malformed(f"a frame of {argument} bytes, {ahead - _FRAME_BYTES} are left")
+                raise self._malformed(f"a frame of {argument} bytes, but only {ahead - _FRAME_BYTES} are left")
             if opcode.name == "STOP":
                 if ahead != 1:
                     raise self._malformed("bytes after its end, expected none")
                 if len(self._stack) != 1 or self._below:
                     raise self._malformed(
-                        f"{len(self._stack)} values and {len(self._below)} marks at its end, expected one"
+                        f"{len(self._stack)} values and {len(self._below)} marks at its end, expected one value"
                     )
                 return self._stack[0]
             self._step(opcode.name, argument)
@@ -130,7 +130,7 @@ class _Machine:
                 self._memo[len(self._memo)] = self._top()
             case "BINGET" | "LONG_BINGET" if isinstance(argument, int):
                 if argument not in self._memo:
-                    raise self._malformed(f"memo {argument} is asked for, but was never put there")
+                    raise self._malformed(f"memo {argument} is read, but was never set")
                 stack.append(self._memo[argument])
             case "BININT" | "BININT1" | "BININT2" | "LONG1" | "LONG4" | "INT" | "LONG" if isinstance(argument, int):
                 if abs(argument) >= _LARGEST_NUMBER:
@@ -212,7 +212,7 @@ class _Machine:
 
     def _top(self) -> object:
         if not self._stack:
-            raise self._malformed("an opcode without the value that it works on")
+            raise self._malformed("an opcode finds no value on the stack")
         return self._stack[-1]
 
     def _pop(self) -> object:
@@ -222,7 +222,7 @@ class _Machine:
 
     def _since_mark(self) -> list[object]:
         if not self._below:
-            raise self._malformed("an opcode without the mark that it goes back to")
+            raise self._malformed("an opcode finds no mark on the stack")
         items, self._stack = self._stack, self._below.pop()
         return items
 
@@ -242,7 +242,7 @@ class _Machine:
             if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < 1 << 60):
                 raise self._malformed(f"a dictionary with {kind_of(key)} as key, expected text")
             if key in target:
-                raise self._malformed(f"the key {shown(key)} twice in one dictionary, expected once")
+                raise self._malformed(f"the key {shown(key)} occurs twice in one dictionary, expected once")
             target[key] = value
 
     def _name(self, module: str, name: str) -> Name:
@@ -267,11 +267,11 @@ class _Machine:
                     raise self._malformed(f"a storage called {shown(key)}, expected a number")
                 storage = Storage(key, kind, numel)
                 if self._storages.setdefault(key, storage) != storage:
-                    raise self._malformed(f"storage {key} with two types or sizes, expected one")
+                    raise self._malformed(f"storage {key} has two types or sizes, expected one")
                 return self._storages[key]
             case _:
                 raise self._malformed(
-                    f"{kind_of(identity)} in place of a storage, "
+                    f"it has {kind_of(identity)} in place of a storage, "
                     "expected ('storage', its class, its key, its device, its length)"
                 )
 
@@ -313,7 +313,7 @@ class _Machine:
             or len(shape) != len(strides)
         ):
             raise self._malformed(
-                "a tensor whose offset, shape and strides are not numbers from 0 on, one for each axis"
+                "a tensor's offset, shape and strides, expected whole numbers from 0 and one stride for each axis"
             )
         return TensorClaim(storage, dtype, offset, shape, strides)
 
@@ -326,21 +326,21 @@ class _Machine:
             raise self._malformed(f"tensor metadata of {kind_of(flags)}, expected a dictionary")
         if flags:
             raise FormatError(
-                f"{self._where}: a tensor marked {shown(next(iter(flags)))}, expected values as they are stored",
+                f"{self._where}: a tensor has the lazy flag {shown(next(iter(flags)))}, expected plain stored values",
                 help="call .resolve_conj().resolve_neg() on it before torch.save",
             )
 
     def _malformed(self, seen: str) -> FormatError:
         return FormatError(
             f"{self._where}: the pickle is malformed: {seen}",
-            help="fetch the file again, or write it anew with torch.save",
+            help="fetch the file again, or save it again with torch.save",
         )
 
     def _unsafe(self, request: str) -> UnsafePickleError:
         return UnsafePickleError(
             f"{self._where}: the pickle asks {request}, expected only tensors",
             help=(
-                "get the weights as safetensors; torch.load(path, weights_only=True) refuses what could do harm, and "
+                "get the weights as safetensors; torch.load(path, weights_only=True) refuses harmful pickles, and "
                 "weights_only=False runs what this file asks for"
             ),
         )

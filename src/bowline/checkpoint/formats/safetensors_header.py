@@ -22,11 +22,11 @@ _LENGTH_BYTES = 8  # the header's length stands before it, little-endian
 _FIELDS = {"dtype", "shape", "data_offsets"}
 _TOO_MANY_BITS = 1 << 64
 _PULL_LFS = "this looks like a git-lfs pointer to the file, not the file itself; run 'git lfs pull'"
-_LOOK_INSIDE = "this is not a safetensors file, whatever its name says; look at its first bytes"
+_LOOK_INSIDE = "this is not a safetensors file, despite its name; look at its first bytes"
 _CUT_SHORT = "the download or the copy was cut short; fetch the file again"
-_NEWER = "if a newer safetensors wrote this file, look for a newer Bowline; else fetch it again"
-_FETCH_AGAIN = "the file is damaged; fetch it again, or write it anew with safetensors"
-_WRITE_ANEW = "safetensors may load this file, but another reader may see another model; write it anew with safetensors"
+_NEWER = "if a newer safetensors wrote this file, look for a newer Bowline; otherwise fetch it again"
+_FETCH_AGAIN = "the file is damaged; fetch it again, or save it again with safetensors"
+_WRITE_ANEW = "safetensors may load this file, but other readers may see another model; save it again with safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +97,20 @@ def read_header(source: ByteSource) -> Header:
 
 def _header_text(source: ByteSource) -> bytes:
     if source.size < _LENGTH_BYTES:
-        _refuse(source, f"{source.size} bytes, expected at least the {_LENGTH_BYTES} of a safetensors header's length")
+        _refuse(
+            source, f"{source.size} bytes, expected at least {_LENGTH_BYTES} for the length of a safetensors header"
+        )
     first = source.read_at(0, _LENGTH_BYTES)
     length = int.from_bytes(first, "little")
     if length > LONGEST_HEADER:
         remedy = _PULL_LFS if first == b"version " else _LOOK_INSIDE
         _refuse(source, f"a header of {length} bytes, expected at most {LONGEST_HEADER}", remedy)
     if length > source.size - _LENGTH_BYTES:
-        _refuse(source, f"a header of {length} bytes, expected at most the {source.size - _LENGTH_BYTES} that follow")
+        _refuse(source, f"a header of {length} bytes, but only {source.size - _LENGTH_BYTES} follow")
     text = source.read_at(_LENGTH_BYTES, length)
     if not text.startswith(b"{"):
         seen = f"begins with {text[:8]!r}" if text else "is empty"
-        _refuse(source, f"the header {seen}, expected '{{' first", _WRITE_ANEW if text else _FETCH_AGAIN)
+        _refuse(source, f"the header {seen}, expected it to begin with '{{'", _WRITE_ANEW if text else _FETCH_AGAIN)
     return text
 
 
@@ -133,7 +135,7 @@ def _tensor(source: ByteSource, data_start: int, name: str, info: object) -> Sto
             _refuse_tensor(source, name, f"has no {field}, expected dtype, shape and data_offsets")
         extra = next(field for field in info if field not in _FIELDS)
         _refuse_tensor(
-            source, name, f"has the field {shown(extra)}, expected dtype, shape and data_offsets alone", _WRITE_ANEW
+            source, name, f"has the field {shown(extra)}, expected only dtype, shape and data_offsets", _WRITE_ANEW
         )
     dtype, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
 
@@ -144,7 +146,7 @@ def _tensor(source: ByteSource, data_start: int, name: str, info: object) -> Sto
         _refuse_tensor(source, name, f"has the dtype {shown(dtype)}, expected one that safetensors 0.8 has", _NEWER)
 
     if type(shape) is not list:
-        _refuse_tensor(source, name, f"has the shape {shown(shape)}, expected an array of sizes")
+        _refuse_tensor(source, name, f"has the shape {shown(shape)}, expected an array of whole numbers")
     span = bits  # without the empty axes: whether safetensors overflows depends on the place of the zero
     empty = False
     for size in shape:
@@ -183,12 +185,12 @@ def _check_tiling(source: ByteSource, data_start: int, tensors: list[StoredTenso
     before: StoredTensor | None = None
     for tensor in tensors:
         if tensor.offset != reached:
-            gap = "a hole" if tensor.offset > reached else "an overlap"
+            gap = "a gap" if tensor.offset > reached else "an overlap"
             after = f"tensor {shown(before.name)} ends" if before else "the data begins"
             _refuse(
                 source,
                 f"{gap}: {after} at byte {reached} and tensor {shown(tensor.name)} begins at "
-                f"{shown(tensor.offset)}, expected each where the one before it ends",
+                f"{shown(tensor.offset)}, expected each tensor to begin where the previous one ends",
             )
         reached += tensor.nbytes
         before = tensor
@@ -196,7 +198,7 @@ def _check_tiling(source: ByteSource, data_start: int, tensors: list[StoredTenso
         trouble = "truncated" if reached > source.size else "bytes after the last tensor"
         _refuse(
             source,
-            f"{trouble}: {source.size} bytes, expected the {reached} that the header accounts for",
+            f"{trouble}: {source.size} bytes, but the header describes {reached}",
             _CUT_SHORT if reached > source.size else _FETCH_AGAIN,
         )
 
@@ -228,7 +230,7 @@ def _warnings(source: ByteSource, tensors: list[StoredTensor]) -> tuple[HeaderWa
             HeaderWarning(
                 kind="nul-name",
                 tensors=_names(cut),
-                message=f"{source.name}: a NUL in the names of {len(cut)} tensors, first {shown(cut[0].name)}",
+                message=f"{source.name}: the names of {len(cut)} tensors contain a NUL, first {shown(cut[0].name)}",
             )
         )
     return tuple(found)

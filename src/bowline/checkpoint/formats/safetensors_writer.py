@@ -43,12 +43,12 @@ class Payload:
         if self.dtype not in BITS:
             raise UsageError(
                 f"{self.name}: dtype {self.dtype!r}, expected one of {', '.join(BITS)}",
-                help="give the dtype by the name that safetensors has for it",
+                help="give safetensors' name of the dtype",
             )
         if any(size < 0 for size in self.shape) or prod(self.shape) * BITS[self.dtype] % 8:
             raise UsageError(
                 f"{self.name}: {self.dtype} of shape {list(self.shape)}, expected elements that fill whole bytes",
-                help="give the tensor's own shape, in elements",
+                help="give the tensor's shape in elements, not in bytes",
             )
 
     @property
@@ -79,7 +79,7 @@ def write_payloads(file: BinaryIO, payloads: Iterable[Payload], metadata: Mappin
     for part in parts:
         if part.name in taken:
             raise UsageError(
-                f"{part.name}: a name that is taken, expected each tensor of a file to have its own",
+                f"{part.name}: this name is taken, expected a unique name other than __metadata__",
                 help="rename one of the two, or leave it out",
             )
         taken.add(part.name)
@@ -94,7 +94,7 @@ def write_payloads(file: BinaryIO, payloads: Iterable[Payload], metadata: Mappin
             if view.nbytes != part.nbytes or not view.c_contiguous:
                 raise UsageError(
                     f"{part.name}: {view.nbytes} bytes for {part.dtype} of shape {list(part.shape)}, "
-                    f"expected {part.nbytes}, one after the other",
-                    help="give the whole tensor, contiguous, in the dtype and shape that are announced",
+                    f"expected {part.nbytes} contiguous ones",
+                    help="give the whole tensor, contiguous, in the declared dtype and shape",
                 )
             file.write(view)

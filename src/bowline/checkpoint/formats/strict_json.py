@@ -55,7 +55,7 @@ def loads(
     what: str,
     *,
     allow_nonfinite: bool = False,
-    help: str = "fetch the file again, or write it anew with the tool that made it",
+    help: str = "fetch the file again, or save it again with the tool that made it",
 ) -> object:
     """Parse `data`, if every JSON reader must read the same value from it.
 
@@ -78,7 +78,7 @@ def loads(
         {'vocab_size': 50257}
         >>> loads(b'{"vocab_size": 50257, "vocab_size": 50304}', "config.json")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        bowline.errors.FormatError: config.json: the key 'vocab_size' twice in one object, expected once (help: ...
+        bowline.errors.FormatError: config.json: the key 'vocab_size' occurs twice in one object, expected once (help...
     """
 
     def refuse(seen: str) -> NoReturn:
@@ -90,7 +90,7 @@ def loads(
             seen: set[str] = set()
             for key, _ in pairs:
                 if key in seen:
-                    refuse(f"the key {shown(key)} twice in one object, expected once")
+                    refuse(f"the key {shown(key)} occurs twice in one object, expected once")
                 seen.add(key)
         return found
 
@@ -107,17 +107,17 @@ def loads(
 
     def constant(token: str) -> float:
         if not allow_nonfinite:
-            refuse(f"the token {token}, expected a value that JSON has")
+            refuse(f"{token} is not a JSON value, expected a finite number or null")
         return float(token)
 
     if data.startswith(b"\xef\xbb\xbf"):
-        refuse("a byte order mark, expected JSON from the first byte")
+        refuse("begins with a byte order mark, expected JSON from the first byte")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         refuse(f"byte {data[error.start]:#04x} at {error.start}: {error.reason}, expected UTF-8 throughout")
     if (depth := _depth(data)) > DEEPEST:
-        refuse(f"{depth} levels of arrays and objects within each other, expected at most {DEEPEST}")
+        refuse(f"{depth} levels of nested arrays and objects, expected at most {DEEPEST}")
 
     plain_integers = b"-0" not in data and _LONG_DIGITS not in data.translate(_DIGITS_ALIKE)  # int() by itself will do
     decoder = json.JSONDecoder(
@@ -135,7 +135,7 @@ def loads(
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
-            refuse(f"the lone surrogate {error.object[error.start]!r} in a string, expected Unicode text")
+            refuse(f"a string contains the lone surrogate {error.object[error.start]!r}, expected Unicode text")
     return value
 
 

@@ -28,11 +28,11 @@ LARGEST_DIRECTORY: Final = 16 << 20
 """The most bytes of central directory that are read."""
 
 CONVERT: Final = (
-    "convert it to safetensors in an isolated machine: torch.load(path, weights_only=True) reads it, "
-    "safetensors.torch.save_file writes it"
+    "convert it to safetensors on an isolated machine: read it by torch.load(path, weights_only=True), "
+    "write it by safetensors.torch.save_file"
 )
 
-_FETCH_AGAIN = "the file is damaged or was made by another tool; fetch it again, or write it anew with torch.save"
+_FETCH_AGAIN = "the file is damaged or was made by another tool; fetch it again, or save it again with torch.save"
 
 _END = struct.Struct("<4s4H2IH")
 _END64 = struct.Struct("<4sQ2H2I4Q")
@@ -109,17 +109,17 @@ class TorchArchive:
         magic, _, flags, method, _, _, _, packed, unpacked, name_length, extra_length = _LOCAL.unpack_from(window)
         name = window[_LOCAL.size : _LOCAL.size + name_length]
         if magic != b"PK\x03\x04" or name != raw_name or method != 0 or flags & _ENCRYPTED:
-            raise self._wrong(f"the header of {shown(entry.name)} is not the one that the directory promises")
+            raise self._wrong(f"the header of {shown(entry.name)} does not match the archive's directory")
         sizes = {packed, unpacked} - {_SEE_ZIP64}
         if not entry.sizes_follow and sizes - {entry.size}:
             raise self._wrong(
-                f"{shown(entry.name)} has {max(sizes)} bytes by its header, expected the directory's {entry.size}"
+                f"{shown(entry.name)} has {max(sizes)} bytes by its header, but {entry.size} by the directory"
             )
         start = entry.header + _LOCAL.size + name_length + extra_length
         if start + entry.size > entry.limit:
             raise self._wrong(
-                f"{shown(entry.name)} reaches to byte {start + entry.size}, expected its end before {entry.limit}, "
-                "where other things begin"
+                f"{shown(entry.name)} ends at byte {start + entry.size}, expected at most {entry.limit}, "
+                "where the next part of the archive begins"
             )
         return int(start)
 
@@ -152,7 +152,7 @@ class TorchArchive:
     def _directory_place(self, tail: bytes) -> tuple[int, int, int]:
         """The number of entries of the central directory, its start and its length."""
         if len(tail) < _END.size or tail[-_END.size :][:4] != b"PK\x05\x06":
-            raise self._wrong("does not end with the end of a zip archive, expected no bytes cut off, none added")
+            raise self._wrong("does not end like a zip archive: bytes were cut off or added")
         _, disk, first_disk, here, count, length, start, comment = _END.unpack(tail[-_END.size :])
         end = self._source.size - _END.size  # where the directory must end
         locator = tail[-_END.size - _LOCATOR64.size : -_END.size]
@@ -161,7 +161,7 @@ class TorchArchive:
             end -= _LOCATOR64.size + _END64.size
             record = tail[-_END.size - _LOCATOR64.size - _END64.size :][: _END64.size]
             if record_start != end or len(record) < _END64.size or record[:4] != b"PK\x06\x06" or disks > 1:
-                raise self._wrong("its zip64 end record is not where the locator says, right before it")
+                raise self._wrong("its zip64 end record is not directly before the locator that names it")
             _, size, _, _, disk64, first_disk64, here64, count64, length64, start64 = _END64.unpack(record)
             narrow = (disk, first_disk, here, count, length, start)
             wide = (disk64, first_disk64, here64, count64, length64, start64)
@@ -221,7 +221,7 @@ class TorchArchive:
         entries = {}
         for (header, name, size, crc, flags), limit in zip(sorted(records), limits, strict=True):
             if header + _LOCAL.size + len(name.encode()) + size > limit:
-                raise self._wrong(f"{shown(name)} (byte {header}, {size} bytes) lies over what begins at byte {limit}")
+                raise self._wrong(f"{shown(name)} (byte {header}, {size} bytes) overlaps what begins at byte {limit}")
             entries[name] = ZipEntry(
                 name=name, header=header, size=size, crc=crc, limit=limit, sizes_follow=bool(flags & _SIZES_FOLLOW)
             )
@@ -258,19 +258,19 @@ class TorchArchive:
         if "constants.pkl" in inner or any(name.startswith("code/") for name in inner):
             raise self._wrong(
                 "a TorchScript archive, which holds code, expected the tensors that torch.save writes",
-                "in an isolated machine, torch.jit.load it and write its state_dict() with safetensors.torch.save_file",
+                "on an isolated machine, call torch.jit.load and save its state_dict() by safetensors.torch.save_file",
             )
 
     def _checked_pickle(self) -> ZipEntry:
         strangers = [name for name in self.entries if not name.startswith(f"{self.prefix}/")]
         if strangers:
             raise self._wrong(
-                f"entries {shown(f'{self.prefix}/')} and {shown(strangers[0])}, expected one directory in all"
+                f"it has entries {shown(f'{self.prefix}/')} and {shown(strangers[0])}, expected one directory for all"
             )
         pickle = self.find("data.pkl")
         if pickle is None:
             raise self._wrong("a zip archive without data.pkl, expected what torch.save writes")
         byteorder = self.find("byteorder")
         if byteorder is not None and (order := self.read(byteorder, 16)) != b"little":
-            raise self._wrong(f"byte order {order!r}, expected b'little'", CONVERT)
+            raise self._wrong(f"its byte order is {order!r}, expected b'little'", CONVERT)
         return pickle

@@ -47,7 +47,7 @@ class ByteSource(Closing, ABC):
     def _check(self, offset: int, length: int) -> None:
         if offset < 0 or length < 0 or offset + length > self.size:
             raise FormatError(
-                f"{self.name}: bytes {offset} to {offset + length} were asked for, but the file has {self.size}",
+                f"{self.name}: bytes {offset} to {offset + length} were requested, but the file has {self.size}",
                 help="the file is truncated or its header is wrong; fetch it again",
             )
 

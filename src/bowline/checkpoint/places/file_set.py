@@ -44,6 +44,6 @@ class FileSet(Closing, ABC):
             if source.size > SMALL_FILE_LIMIT:
                 raise FormatError(
                     f"{name}: {source.size} bytes, expected at most {SMALL_FILE_LIMIT} for a file that is read whole",
-                    help="this is not the JSON file that its name promises",
+                    help="it is too large for the JSON file that its name suggests; fetch it again",
                 )
             return source.read_at(0, source.size)

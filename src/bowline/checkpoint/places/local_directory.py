@@ -47,7 +47,7 @@ class LocalDirectory(FileSet):
         if escape:
             raise CheckpointError(
                 f"{self.location}: {name!r} {escape}, expected a file inside the checkpoint",
-                help="put the file itself into the directory",
+                help="move the file itself into the directory",
             )
         return LocalFile(self.path / name, name)
 
@@ -60,13 +60,13 @@ class LocalDirectory(FileSet):
         if pure.is_absolute():
             return "is an absolute path"
         if ".." in pure.parts:
-            return "climbs out with '..'"
+            return "leaves the directory with '..'"
         if not pure.parts or "\0" in name or "\\" in name:
             return "is not a file name"
         try:
             os.fsencode(name)
         except UnicodeEncodeError:
-            return "cannot be spelled as a file name in this locale"
+            return "cannot be encoded as a file name in this locale"
         try:
             real = (self.path / name).resolve()
         except (OSError, RuntimeError):

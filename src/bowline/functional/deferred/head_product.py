@@ -83,9 +83,9 @@ class Product:
         weight = self.weight
         if weight.ndim != 2 or weight.untyped_storage().nbytes() < weight.numel() * weight.itemsize:
             raise UsageError(
-                "the head's matrix was freed after the head's forward pass, as a unit of FSDP or ZeRO-3 of its own is; "
-                "expected it to be there when the loss is computed",
-                help="leave the head to the unit of the whole model, and compute the loss in the model (labels=...)",
+                "the head's matrix was freed after the head's forward pass, as happens to a head in its own FSDP or "
+                "ZeRO-3 unit; expected it to exist when the loss is computed",
+                help="do not wrap the head in its own unit, and compute the loss in the model (labels=...)",
             )
         names = ("input", "matrix", "bias", *("adapter",) * 3)
         for name, end, seen in sorted(
@@ -93,8 +93,8 @@ class Product:
         ):
             if _seen(end) != seen:
                 raise UsageError(
-                    f"the head's {name} has changed since the model ran, so its logits of then cannot be computed any "
-                    f"more",
+                    f"the head's {name} has changed since the model ran, so the logits of that run can no longer be "
+                    "computed",
                     help="use the logits before the optimizer's step, or copy them (logits + 0)",
                 )
 

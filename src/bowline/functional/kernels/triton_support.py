@@ -43,7 +43,10 @@ def _works(device: str) -> bool:
         importlib.import_module("triton")
         multiply_(torch.ones(64, dtype=torch.bfloat16, device=device), torch.full((), 2.0, device=device))
     except Exception as error:  # any failure: plain operations do the same
-        LOG.warning("no Triton here (%s): the loss runs without, slower", (str(error).splitlines() or [""])[0][:100])
+        LOG.warning(
+            "Triton does not work here (%s): the loss is computed without it, more slowly",
+            (str(error).splitlines() or [""])[0][:100],
+        )
         return False
     return True
 

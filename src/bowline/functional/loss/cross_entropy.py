@@ -132,7 +132,9 @@ def linear_cross_entropy(
             losses, lse, logits = full_logits_losses(*ends, labels, options)
         elif name == "torch":
             if return_lse or return_logits:
-                raise UsageError("backend='torch' returns the loss alone: no lse, no logits", help='backend="auto"')
+                raise UsageError(
+                    "backend='torch' returns only the loss, not the lse or the logits", help='backend="auto"'
+                )
             losses = torch_losses(*ends, labels, options)
         else:
             logits = linear_logits(

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from bowline.functional.loss.logits import linear_logits
+from bowline.functional.loss.chunks.softmax_formulas import finite_or_0
+from bowline.functional.loss.logits import cap_slope, linear_logits
 from bowline.functional.loss.loss_options import Options
 from bowline.functional.loss.once_differentiable import first_order_only
 from bowline.functional.loss.reference import losses_of
@@ -35,8 +36,7 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor, options: Options) -> tup
     `exp2` is torch's own, and faster than MKL's `exp` on some processors.
     """
     x = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    most = x.amax(-1, keepdim=True)
-    most = most.masked_fill(most.isinf(), 0.0)
+    most = finite_or_0(x.amax(-1, keepdim=True))
     lse = most[..., 0] + torch.sub(x, most).mul_(LOG2_E).exp2_().sum(-1).log()
     return losses_of(x, lse, labels, options), lse
 
@@ -106,7 +106,7 @@ class _Head(torch.autograd.Function):
             if grad_logits is not None:
                 gradient += grad_logits[:, first:last]
             if softcap is not None:
-                gradient *= 1 - (x / softcap).square()
+                gradient *= cap_slope(x, softcap)
             if options.mask_ids:
                 gradient.masked_fill_(x == -torch.inf, 0.0)
             return gradient.mul_(scale).to(logits.dtype) if scale != 1.0 else gradient.to(logits.dtype)

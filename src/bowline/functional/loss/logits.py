@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from bowline.functional.loss.adapter_terms import AdapterTerms
 from bowline.functional.loss.loss_options import check_ends, masked_ids
 
-__all__ = ["linear_logits"]
+__all__ = ["cap_slope", "linear_logits", "scaled_and_capped"]
 
 
 def linear_logits(
@@ -41,10 +41,18 @@ def linear_logits(
     if adapters is not None:
         adapters.check(hidden, weight)
         logits = adapters.applied(logits)
-    if logit_scale != 1.0:
-        logits = logits * logit_scale
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
+    logits = scaled_and_capped(logits, logit_scale, softcap)
     if masked:
         logits = logits.index_fill(-1, torch.as_tensor(masked, device=logits.device), -torch.inf)
     return logits
+
+
+def scaled_and_capped(x: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
+    """y = c tanh(s x / c), or s x without a softcap c; x itself if they are equal."""
+    y = x if scale == 1.0 else x * scale
+    return y if softcap is None else torch.tanh(y / softcap) * softcap
+
+
+def cap_slope(y: torch.Tensor, softcap: float) -> torch.Tensor:
+    """The derivative of y = c tanh(x / c) by x: 1 - (y / c)²."""
+    return 1 - (y / softcap).square()

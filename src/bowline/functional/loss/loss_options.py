@@ -60,15 +60,17 @@ def check_ends(
     casts = kind != "meta" and torch.is_autocast_enabled(kind)
     if hidden.dtype != weight.dtype and not casts:
         raise UsageError(
-            f"hidden of {hidden.dtype} and weight of {weight.dtype}: expected one dtype",
-            help="cast one, or use autocast",
+            f"hidden of {hidden.dtype} and weight of {weight.dtype}: expected one dtype for both",
+            help="cast one of them, or use autocast",
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise UsageError(
             f"bias {tuple(bias.shape)} for weight {tuple(weight.shape)}: expected {tuple(weight.shape[:1])}"
         )
     if bias is not None and bias.dtype != weight.dtype and not (bias.is_floating_point() and casts):
-        raise UsageError(f"bias of {bias.dtype} and weight of {weight.dtype}: expected one dtype", help="cast the bias")
+        raise UsageError(
+            f"bias of {bias.dtype} and weight of {weight.dtype}: expected one dtype for both", help="cast the bias"
+        )
     if softcap is not None and not 0 < softcap < math.inf:
         raise UsageError(f"softcap={softcap!r}: expected a number above 0, or None")
 
@@ -79,7 +81,7 @@ def check_numbers(**options: Any) -> None:
         if isinstance(value, torch.Tensor):
             raise UsageError(
                 f"{name} is a tensor: expected a number, which has no gradient",
-                help=f"float({name}); a scale that learns belongs into hidden and bias",
+                help=f"pass float({name}); multiply a trained scale into hidden and bias",
             )
 
 
@@ -87,16 +89,16 @@ def masked_ids(mask_ids: Any, size: int) -> tuple[int, ...]:
     """The masked ids, each once; raises unless all are tokens and some token stays unmasked."""
     given = mask_ids.tolist() if hasattr(mask_ids, "tolist") else mask_ids
     if isinstance(given, list) and any(isinstance(one, bool) for one in given):
-        raise UsageError("mask_ids of bool: expected ids of tokens, as [0, 1]", help="mask.nonzero()[:, 0]")
+        raise UsageError("mask_ids of bool: expected ids of tokens, such as [0, 1]", help="pass mask.nonzero()[:, 0]")
     try:
         found = tuple(dict.fromkeys(operator.index(token) for token in (() if given is None else given)))
     except TypeError:
-        raise UsageError(f"mask_ids={mask_ids!r}: expected ids of tokens, as [0, 1]") from None
+        raise UsageError(f"mask_ids={mask_ids!r}: expected ids of tokens, such as [0, 1]") from None
     for token in found:
         if not 0 <= token < size:
             raise UsageError(f"mask_ids has {token}, and the head has {size} rows: expected 0 to {size - 1}")
     if size and len(found) == size:
-        raise UsageError(f"mask_ids has all {size} tokens: expected some that can be predicted")
+        raise UsageError(f"mask_ids has all {size} tokens: expected to leave at least one that can be predicted")
     return found
 
 
@@ -124,11 +126,13 @@ def check_arguments(
             f"labels {tuple(labels.shape)} for hidden {tuple(hidden.shape)}: expected {tuple(hidden.shape[:-1])}"
         )
     if labels.dtype != torch.int64:
-        raise UsageError(f"labels of {labels.dtype}: expected torch.int64", help="labels.long()")
+        raise UsageError(f"labels of {labels.dtype}: expected torch.int64", help="pass labels.long()")
     if class_weight is not None and class_weight.shape != weight.shape[:1]:
-        raise UsageError(f"class_weight {tuple(class_weight.shape)}: expected {tuple(weight.shape[:1])}, one a token")
+        raise UsageError(
+            f"class_weight {tuple(class_weight.shape)}: expected {tuple(weight.shape[:1])}, one number for each token"
+        )
     if not 0 <= label_smoothing <= 1:
-        raise UsageError(f"label_smoothing={label_smoothing!r}: expected 0 to 1")
+        raise UsageError(f"label_smoothing={label_smoothing!r}: expected a number from 0 to 1")
 
 
 def check_labels(labels: torch.Tensor, size: int, options: Options) -> None:
@@ -146,7 +150,7 @@ def check_labels(labels: torch.Tensor, size: int, options: Options) -> None:
     if wrong.any():
         at = wrong.nonzero()[0].tolist()
         raise UsageError(
-            f"label {int(labels[wrong][0])}: expected 0 to {size - 1}, or {ignored} where there is none; "
+            f"label {int(labels[wrong][0])}: expected 0 to {size - 1}, or {ignored} for a position without a label; "
             f"at position {tuple(at)}"
         )
     for token in options.mask_ids:
@@ -155,5 +159,5 @@ def check_labels(labels: torch.Tensor, size: int, options: Options) -> None:
             at = found.nonzero()[0].tolist()
             raise UsageError(
                 f"label {token}: is masked, so its loss would be infinite; at position {tuple(at)}",
-                help=f"label such positions {ignored}; or do not mask the token",
+                help=f"set such labels to {ignored}, or do not mask the token",
             )

@@ -26,7 +26,7 @@ class _Refusal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
         raise UsageError(
-            "second-order gradients of linear_cross_entropy: this backend has first-order ones only",
+            "second-order gradients of linear_cross_entropy: this backend computes only first-order ones",
             help='backend="reference"',
         )
 
@@ -41,7 +41,7 @@ def first_order_only(backward: Callable[..., Gradients]) -> Callable[..., Gradie
     def once(ctx: Any, *grads: torch.Tensor | None) -> Gradients:
         if any(one is not None and is_batched(one) for one in grads):
             raise UsageError(
-                "batched gradients of linear_cross_entropy: this backend takes one at a time",
+                "batched gradients of linear_cross_entropy: this backend computes one at a time",
                 help='backend="reference"',
             )
         graph = torch.is_grad_enabled()  # create_graph=True

@@ -1,7 +1,9 @@
 """The backends "liger", "quack" and "cut_cross_entropy": losses of other libraries, where installed and applicable.
 
-Each library is called as its users call it, and its accuracy is its own. `auto` never picks one of them: their
-arguments vary with their versions, and none of them offers its weight gradient for `tied_embedding` to add to.
+They take the arguments of the other backends, with the same checks and a loss in float32 or wider, so that `backend=`
+alone switches a model to one of them. Each library is called as its users call it, and its accuracy is its own. `auto`
+never picks one of them: their arguments vary with their versions, and none of them offers its weight gradient for
+`tied_embedding` to add to.
 """
 
 from __future__ import annotations

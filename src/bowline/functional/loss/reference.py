@@ -6,7 +6,7 @@ import torch
 
 from bowline.functional.loss.loss_options import Options, Reduction
 
-__all__ = ["losses_of", "position_weights", "reduced", "reference_losses", "without"]
+__all__ = ["losses_of", "position_losses", "position_weights", "reduced", "reference_losses", "without"]
 
 
 def reference_losses(logits: torch.Tensor, labels: torch.Tensor, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,10 +20,22 @@ def losses_of(logits: torch.Tensor, lse: torch.Tensor, labels: torch.Tensor, opt
     """The formula of `reference_losses`: of logits (..., V) in float32 or wider and their lse (...)."""
     counted = labels != options.ignore_index
     target = logits.gather(-1, labels.masked_fill(~counted, 0)[..., None])[..., 0]
-    losses = lse - (1 - options.label_smoothing) * target + options.z_loss * lse.square()
+    spread = None
     if options.label_smoothing:
-        losses = losses - options.share(logits.shape[-1]) * without(logits, options.mask_ids).sum(-1)
+        spread = options.share(logits.shape[-1]) * without(logits, options.mask_ids).sum(-1)
+    losses = position_losses(lse, target, spread, label_share=1 - options.label_smoothing, z_loss=options.z_loss)
     return losses.masked_fill(~counted, 0.0)
+
+
+def position_losses(
+    lse: torch.Tensor, target: torch.Tensor, spread: torch.Tensor | None, *, label_share: float, z_loss: float
+) -> torch.Tensor:
+    """The losses lse - (1 - e) y[label] - u sum(y) + z lse², from the label's logit `target`; all of one shape.
+
+    `label_share` is 1 - e, and `spread` is u sum(y), or `None` without smoothing.
+    """
+    losses = lse - label_share * target + z_loss * lse.square()
+    return losses if spread is None else losses - spread
 
 
 def without(logits: torch.Tensor, mask_ids: tuple[int, ...]) -> torch.Tensor:

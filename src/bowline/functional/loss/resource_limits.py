@@ -66,7 +66,7 @@ def resources(**changes: Any) -> Iterator[Resources]:
         raise UsageError(f"{sorted(unknown)[0]!r}: expected budget, onednn or compiler")
     budget = changes.get("budget")
     if budget is not None and not budget > 0:
-        raise UsageError(f"budget={budget!r}: expected bytes, more than 0, or None")
+        raise UsageError(f"budget={budget!r}: expected a number of bytes above 0, or None")
     for name in ("onednn", "compiler"):
         if not isinstance(changes.get(name, True), bool):
             raise UsageError(f"{name}={changes[name]!r}: expected True or False")

@@ -37,5 +37,5 @@ def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         ConfigError: no function has that name.
     """
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ConfigError(f"the activation {name!r:.60}: expected one of {', '.join(ACTIVATIONS)}")
+        raise ConfigError(f"activation {name!r:.60}: expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

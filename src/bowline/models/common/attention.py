@@ -80,8 +80,9 @@ def visible_keys(
         and (mask < 0).any()
     ):
         raise UsageError(
-            f"attention_mask has {float(mask.min()):g}: expected 0 where nothing is seen, and nothing to add",
-            help="of a mask of 0 and -inf, give mask == 0",
+            f"attention_mask has {float(mask.min()):g}: expected 0 for hidden tokens and 1 for "
+            "the others, not numbers to add",
+            help="if the mask has 0 and -inf, pass mask == 0",
         )
     return seen & _causal(queries, keys, device) if causal else seen
 

@@ -97,7 +97,7 @@ def from_pretrained(
     if not isinstance(config, cls.config_class):
         raise UsageError(
             f"config is a {type(config).__name__}, expected a {cls.config_class.__name__}",
-            help=f"{cls.config_class.__name__}.from_dict reads a mapping",
+            help=f"make one from a mapping with {cls.config_class.__name__}.from_dict",
         )
     config = config.updated(**overrides)  # a copy: the model may change its own
     with torch.device("meta"):
@@ -159,7 +159,9 @@ def checked_device(device: Any) -> torch.device:
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError, TypeError) as error:  # torch raises any of these three for a missing device
         reason = str(error).splitlines()[0]
-        raise UsageError(f"device {device!r:.60}: {reason}", help="cpu is always there") from None
+        raise UsageError(
+            f"device={device!r:.60}: {reason}", help="use cpu, which always works", argument="device"
+        ) from None
     return place
 
 
@@ -181,8 +183,8 @@ def _check_names(names: dict[str, str], known: Iterable[str], location: str) -> 
     for name, live in names.items():
         if live in known and taken.setdefault(live, name) != name:
             raise CheckpointError(
-                f"{location}: {taken[live]} and {name} are both {live} of the model, expected one of them",
-                help="remove the one that is old",
+                f"{location}: {taken[live]} and {name} are both {live} of the model, expected only one of them",
+                help="remove the outdated one",
             )
 
 
@@ -193,7 +195,7 @@ def _config(cls: type[Any], checkpoint: Checkpoint) -> Any:
         raise ConfigError(
             f"{checkpoint.location}: is a {model_type!r:.60}, expected {cls.config_class.model_type!r} for "
             f"{cls.__name__}",
-            help="bowline.models.load(path) picks the class",
+            help="bowline.models.load(path) chooses the class",
         )
     return cls.config_class.from_dict(content)
 

@@ -18,7 +18,9 @@ def check_tensor(value: Any, what: str) -> None:
         UsageError: it is not.
     """
     if not isinstance(value, torch.Tensor):
-        raise UsageError(f"{what} is a {type(value).__name__}: expected a tensor", help="torch.tensor(...) makes one")
+        raise UsageError(
+            f"{what} is a {type(value).__name__}: expected a tensor", help="convert it with torch.tensor(...)"
+        )
 
 
 def check_ids(ids: torch.Tensor, size: int, what: str = "input_ids") -> None:
@@ -32,7 +34,7 @@ def check_ids(ids: torch.Tensor, size: int, what: str = "input_ids") -> None:
     """
     check_tensor(ids, what)
     if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
-        raise UsageError(f"{what} {tuple(ids.shape)} of {ids.dtype}: expected integers (batch, length)")
+        raise UsageError(f"{what} {tuple(ids.shape)} of {ids.dtype}: expected integers of shape (batch, length)")
     if 0 in ids.shape:
         raise UsageError(f"{what} {tuple(ids.shape)}: an empty batch, expected at least one token")
     if torch.compiler.is_compiling() or ids.device.type != "cpu":
@@ -42,7 +44,7 @@ def check_ids(ids: torch.Tensor, size: int, what: str = "input_ids") -> None:
         wrong = int(low) if low < 0 else int(high)
         raise UsageError(
             f"{what} has {wrong}, and the table has {size} rows: expected 0 to {size - 1}",
-            help="the tokenizer and the model do not belong together, or resize_vocab(model, n) first",
+            help="use the model's own tokenizer, or add rows with resize_vocab(model, n) first",
         )
 
 
@@ -54,7 +56,7 @@ def check_beside(ids: torch.Tensor, batch: int, length: int, size: int, what: st
     """
     check_ids(ids, size, what)
     if ids.shape[0] not in (1, batch) or ids.shape[1] != length:
-        raise UsageError(f"{what} {tuple(ids.shape)}: expected {(batch, length)}, a number for each token")
+        raise UsageError(f"{what} {tuple(ids.shape)}: expected {(batch, length)}, an integer for each token")
 
 
 def check_kept(logits_to_keep: int) -> None:
@@ -64,7 +66,9 @@ def check_kept(logits_to_keep: int) -> None:
         UsageError: it is not.
     """
     if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
-        raise UsageError(f"logits_to_keep={logits_to_keep!r:.60}: expected 0, for all, or a number of positions")
+        raise UsageError(
+            f"logits_to_keep={logits_to_keep!r:.60}: expected a number of positions, or 0 for all positions"
+        )
 
 
 def check_embeds(embeds: torch.Tensor, width: int, what: str = "inputs_embeds") -> None:
@@ -75,7 +79,9 @@ def check_embeds(embeds: torch.Tensor, width: int, what: str = "inputs_embeds") 
     """
     check_tensor(embeds, what)
     if embeds.ndim != 3 or embeds.shape[-1] != width or not embeds.is_floating_point():
-        raise UsageError(f"{what} {tuple(embeds.shape)} of {embeds.dtype}: expected numbers (batch, length, {width})")
+        raise UsageError(
+            f"{what} {tuple(embeds.shape)} of {embeds.dtype}: expected floating point of shape (batch, length, {width})"
+        )
     if 0 in embeds.shape:
         raise UsageError(f"{what} {tuple(embeds.shape)}: an empty batch, expected at least one token")
 
@@ -94,11 +100,11 @@ def check_labels(labels: torch.Tensor, shape: tuple[int, ...] | None, size: int,
     fits = labels.shape == shape if shape is not None else labels.ndim == 2
     if not fits or labels.dtype != torch.int64:
         expected = "(batch, length)" if shape is None else tuple(shape)
-        raise UsageError(f"labels {tuple(labels.shape)} of {labels.dtype}: expected torch.int64 {expected}")
+        raise UsageError(f"labels {tuple(labels.shape)} of {labels.dtype}: expected torch.int64 of shape {expected}")
     if torch.compiler.is_compiling() or labels.device.type != "cpu":
         return
     wrong = (labels != ignore_index) & ((labels < 0) | (labels >= size))
     if wrong.any():
         raise UsageError(
-            f"label {int(labels[wrong][0])}: expected 0 to {size - 1}, or {ignore_index} where there is none"
+            f"label {int(labels[wrong][0])}: expected 0 to {size - 1}, or {ignore_index} for a position without a label"
         )

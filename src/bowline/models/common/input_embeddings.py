@@ -32,7 +32,7 @@ def token_embeddings(
         UsageError: both or neither are given, ids outside of the vocabulary, or vectors that are not (B, T, `width`).
     """
     if (input_ids is None) is (inputs_embeds is None):
-        raise UsageError("input_ids and inputs_embeds: expected one of them")
+        raise UsageError("input_ids and inputs_embeds: expected exactly one of them")
     if inputs_embeds is None:
         check_ids(input_ids, vocab_size)  # type: ignore[arg-type]
         inputs_embeds = looked_up(table, input_ids, scale)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def token_positions(
         return position_ids
     if past + length > size:
         raise UsageError(
-            f"{past + length} positions, and the table has {size} ({key})",
-            help="cut the text, or build a model with more positions",
+            f"the text has {past + length} positions, and the table of positions has {size} ({key})",
+            help="shorten the text, or build a model with more positions",
         )
     return torch.arange(past, past + length, device=embeds.device)[None]

@@ -87,10 +87,10 @@ def check_cache(cache: Any, batch: int) -> None:
     if not isinstance(cache, KVCache):
         raise UsageError(
             f"past_key_values is a {type(cache).__name__}, expected a KVCache",
-            help="use_cache=True returns one: past_key_values of the output",
+            help="pass the past_key_values of an output that was computed with use_cache=True",
         )
     if cache.rows not in (None, batch):
         raise UsageError(
-            f"past_key_values has {cache.rows} rows and the input {batch}: expected as many",
-            help="cache.reorder(rows) picks and repeats rows",
+            f"past_key_values has {cache.rows} rows and the input {batch}: expected equal numbers",
+            help="select or repeat rows with cache.reorder(rows)",
         )

@@ -39,7 +39,10 @@ def frozen(cls: type[T]) -> type[T]:
 
 def _set(self: Any, name: str, value: Any) -> None:
     if name != "use_cache":
-        raise FrozenInstanceError(f"config.{name}: a config is not changed; config.updated({name}=...) is a copy")
+        raise FrozenInstanceError(
+            f"config.{name} cannot be set, because a config is immutable; "
+            f"config.updated({name}=...) returns a changed copy"
+        )
     object.__setattr__(self, name, value)
 
 
@@ -88,7 +91,9 @@ class PreTrainedConfig:
         if self.pad_logit not in ("keep", "mask"):
             self.refuse("pad_logit", "'keep' or 'mask'")
         if self.pad_logit == "mask" and self.pad_token_id is None:
-            raise ConfigError("config: pad_logit='mask' and no pad_token_id", help="set pad_token_id")
+            raise ConfigError(
+                "config: pad_logit='mask' needs a pad_token_id, and there is none", help="set pad_token_id"
+            )
         if self.pad_token_id is not None and not (_is_id(self.pad_token_id) and self.pad_token_id < self.vocab_size):
             self.refuse("pad_token_id", f"a token of the vocabulary, 0 to {self.vocab_size - 1}, or null")
         for name in ("bos_token_id", "decoder_start_token_id"):
@@ -105,7 +110,7 @@ class PreTrainedConfig:
         for key, value in self.unsupported.items():
             if self.extra.get(key, value) != value:
                 raise ConfigError(
-                    f"config.{key} is {self.extra[key]!r:.60}, and Bowline's {self.model_type} has only {value!r}",
+                    f"config.{key} is {self.extra[key]!r:.60}, and Bowline's {self.model_type} supports only {value!r}",
                     help="use transformers for this model",
                 )
 
@@ -192,7 +197,7 @@ class PreTrainedConfig:
             ConfigError: an invalid value, a missing required key, or one key under two names with different values.
         """
         if not isinstance(content, Mapping):
-            raise ConfigError(f"a config of type {type(content).__name__}: expected an object, {{key: value}}")
+            raise ConfigError(f"a config of type {type(content).__name__}: expected an object {{key: value}}")
         known = {one.name for one in fields(cls)} - {"extra"}
         values: dict[str, Any] = {}
         extra: dict[str, Any] = {}
@@ -200,7 +205,7 @@ class PreTrainedConfig:
             name = cls.attribute_map.get(key, key)
             if name in values and values[name] != value:
                 raise ConfigError(
-                    f"config has {values[name]!r:.60} and {value!r:.60} as {name}, of which {key} is another name",
+                    f"config has {values[name]!r:.60} and {value!r:.60} as {name}; {key} is another name for it",
                     help="remove one of them",
                 )
             (values if name in known else extra)[name if name in known else key] = value
@@ -214,7 +219,9 @@ class PreTrainedConfig:
             values["pruned_heads"] = {int(at) if str(at).isdecimal() else at: heads for at, heads in pruned.items()}
         missing = [one.name for one in fields(cls) if _is_required(one) and one.name not in values]
         if missing:
-            raise ConfigError(f"config has no {', '.join(missing)}", help=f"is it a config of {cls.model_type!r}?")
+            raise ConfigError(
+                f"config has no {', '.join(missing)}", help=f"check that it is a config of {cls.model_type!r}"
+            )
         try:
             return cls(**values, extra=extra)
         except TypeError as error:
@@ -229,11 +236,11 @@ class PreTrainedConfig:
         if alone.is_file():
             content = loads(alone.read_bytes(), str(alone), allow_nonfinite=True)
             if not isinstance(content, Mapping):
-                raise ConfigError(f"{alone}: a {type(content).__name__}, expected an object")
+                raise ConfigError(f"{alone}: expected a JSON object, got a {type(content).__name__}")
             return cls.from_dict(content)
         with open_checkpoint(path) as checkpoint:
             if checkpoint.config is None:
-                raise ConfigError(f"{checkpoint.location}: no config.json that can be read", help="add one")
+                raise ConfigError(f"{checkpoint.location}: no readable config.json", help="add one")
             return cls.from_dict(checkpoint.config)
 
     def to_dict(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class PreTrainedModel(nn.Module):
         if not isinstance(config, self.config_class):
             raise UsageError(
                 f"{type(self).__name__}({type(config).__name__}): expected a {self.config_class.__name__}",
-                help=f"{self.config_class.__name__}.from_dict reads a mapping",
+                help=f"make one from a mapping with {self.config_class.__name__}.from_dict",
             )
         self.config = copy.copy(config)  # a copy, so that changes to this model do not affect another model
         self.gradient_checkpointing = False
@@ -148,7 +148,7 @@ class PreTrainedModel(nn.Module):
     def set_output_embeddings(self, new: nn.Module) -> None:
         """Replace the head. If `tie_word_embeddings` is true, the next `tie_weights` ties it to the table again."""
         if self.output_embeddings is None:
-            raise UsageError(f"{type(self).__name__} has no head for tokens", help="choose a class that has one")
+            raise UsageError(f"{type(self).__name__} has no head that predicts tokens", help="choose a class with one")
         _check_end(new)
         self._set_module(self.output_embeddings, new)
 
@@ -228,7 +228,7 @@ class PreTrainedModel(nn.Module):
             if strange:
                 raise error(f"pruned_heads: head {strange[0]!r} of layer {at}, expected one of 0 to {count - 1}")
             if len(set(heads)) == count:
-                raise error(f"pruned_heads: all {count} heads of layer {at}", help="leave one of them")
+                raise error(f"pruned_heads: all {count} heads of layer {at}", help="keep at least one of them")
 
     def _prune(self, heads: Mapping[int, list[int]]) -> None:
         """Remove heads, numbered among those left now. A family's model without a head overrides this."""
@@ -287,4 +287,4 @@ class PreTrainedModel(nn.Module):
 
 def _check_end(new: Any) -> None:
     if not isinstance(new, nn.Module) or not isinstance(getattr(new, "weight", None), torch.Tensor):
-        raise UsageError(f"{type(new).__name__}: expected a module with a weight, as nn.Embedding or nn.Linear")
+        raise UsageError(f"{type(new).__name__}: expected a module with a weight, such as nn.Embedding or nn.Linear")

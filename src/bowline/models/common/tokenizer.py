@@ -85,7 +85,7 @@ class Tokenizer:
         except Exception as error:  # the library raises plain `Exception`s
             raise FormatError(
                 f"{files.location}: the tokenizer cannot be read: {error}",
-                help="restore its files from where the checkpoint came from",
+                help="restore its files from the source of the checkpoint",
             ) from None
         return cls(backend, roles, config)
 
@@ -98,7 +98,7 @@ class Tokenizer:
         try:
             return list(self.backend.encode(text).ids)
         except TypeError:
-            raise UsageError(f"{text!r:.60}: expected a text that can be written in UTF-8") from None
+            raise UsageError(f"{text!r:.60}: expected a text that can be encoded in UTF-8") from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, without special tokens."""
@@ -178,7 +178,9 @@ def _byte_level(files: FileSet, settings: Mapping[str, Any], roles: Mapping[str,
     lines = [line for line in lines if line.strip() and not line.startswith("#version")]
     wrong = next((line for line in lines if line.count(" ") != 1), None)
     if wrong is not None:
-        raise FormatError(f"merges.txt: {wrong!r:.60}, expected two parts", help="restore merges.txt")
+        raise FormatError(
+            f"merges.txt: {wrong!r:.60}, expected two parts with a space between them", help="restore merges.txt"
+        )
     merges = [(left, right) for left, _, right in (line.rstrip("\r").partition(" ") for line in lines)]
     backend = Backend(models.BPE(vocab=dict(_json(files, "vocab.json")), merges=merges))
     prefix = bool(settings.get("add_prefix_space", False))
@@ -208,7 +210,7 @@ def _wordpiece(files: FileSet, settings: Mapping[str, Any], roles: Mapping[str, 
     _add_special(backend, files, settings, roles)
     begin, end = roles["cls_token"], roles["sep_token"]
     if backend.token_to_id(begin) is None or backend.token_to_id(end) is None:
-        raise FormatError(f"vocab.txt: no {begin} or no {end}", help="is it the vocabulary of a BERT?")
+        raise FormatError(f"vocab.txt: {begin} or {end} is missing", help="check that it is the vocabulary of a BERT")
     backend.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A {end}",
         pair=f"{begin} $A {end} $B:1 {end}:1",
@@ -243,6 +245,7 @@ def _none(files: FileSet) -> UsageError:
             help="copy the tokenizer's files from the checkpoint that the model was made from",
         )
     return UsageError(
-        f"{files.location}: its tokenizer is {piece} alone, and Bowline reads tokenizer.json",
-        help="transformers.AutoTokenizer.from_pretrained(dir).save_pretrained(dir) writes one; it needs sentencepiece",
+        f"{files.location}: its tokenizer is only in {piece}, and Bowline reads tokenizer.json",
+        help="write one with transformers.AutoTokenizer.from_pretrained(dir).save_pretrained(dir), which needs "
+        "sentencepiece",
     )

@@ -48,18 +48,20 @@ def fill_mask(
             f"{type(model).__name__} does not fill masks: expected a masked language model, such as BertForMaskedLM"
         )
     if not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1:
-        raise UsageError(f"top_k={top_k!r}: expected a whole number from 1")
+        raise UsageError(f"top_k={top_k!r:.60}: expected a whole number from 1", argument="top_k")
     if tokenizer.mask is None:
         raise UsageError("the tokenizer has no mask token", help="use a checkpoint of a masked language model")
     given = tokenizer.encode(text) if isinstance(text, str) else text
     ids = torch.as_tensor(given, device=model.device)
     ids = ids[None] if ids.ndim == 1 else ids
     if ids.ndim != 2 or len(ids) != 1:
-        raise UsageError(f"ids {tuple(ids.shape)}: expected those of one text", help="call it for each text")
+        raise UsageError(
+            f"ids {tuple(ids.shape)}: expected the ids of one text", help="call fill_mask once for each text"
+        )
     places = (ids[0] == tokenizer.mask).nonzero()[:, 0]
     if not len(places):
         raise UsageError(
-            f"no {tokenizer.mask_token} in the text", help=f"write {tokenizer.mask_token} where a token is to be found"
+            f"no {tokenizer.mask_token} in the text", help=f"write {tokenizer.mask_token} for each token to predict"
         )
     output = model(ids)
     logits = output.logits if hasattr(output, "logits") else output.prediction_logits

@@ -110,7 +110,9 @@ class GenerationMixin:
         )
         if streamer is not None:
             if not callable(streamer):
-                raise UsageError(f"streamer is a {type(streamer).__name__}: expected a function of a step's new ids")
+                raise UsageError(
+                    f"streamer is a {type(streamer).__name__}: expected a function that takes a list of new ids"
+                )
             _one_row(input_ids, settings)
         mask = checked_mask(attention_mask, input_ids, settings, left=not self.config.is_encoder_decoder)
         if settings.num_beams > 1:
@@ -139,8 +141,8 @@ class GenerationMixin:
 def _one_row(input_ids: torch.Tensor, settings: Settings) -> None:
     if len(input_ids) > 1 or settings.num_beams > 1:
         raise UsageError(
-            f"a stream of {len(input_ids)} rows and num_beams={settings.num_beams}: expected one of each",
-            help="generate without a streamer; what a beam begins with may yet change",
+            f"a stream of {len(input_ids)} rows and num_beams={settings.num_beams}: expected one row and one beam",
+            help="generate without streaming, because beam search may still change earlier tokens",
         )
 
 

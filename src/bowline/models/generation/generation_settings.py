@@ -99,11 +99,15 @@ def settings_for(  # noqa: C901 - one check per option
     if do_sample and num_beams > 1:
         raise UsageError(
             f"do_sample=True and num_beams={num_beams}: beams are not sampled",
-            help="choose one of them",
+            help="use only one of them",
             argument=("do_sample", "num_beams"),
         )
     if not do_sample and (temperature != 1 or top_k is not None or top_p is not None):
-        raise UsageError("temperature, top_k and top_p shape what is drawn, and do_sample is False", help="set it True")
+        raise UsageError(
+            "temperature, top_k and top_p: have an effect only if tokens are drawn, and do_sample is False",
+            help="set do_sample=True, or leave them out",
+            argument=("temperature", "top_k", "top_p"),
+        )
 
     given = config.eos_token_id if eos_token_id is None else eos_token_id
     eos = _tokens("eos_token_id", () if given is None else given)
@@ -119,11 +123,13 @@ def settings_for(  # noqa: C901 - one check per option
         _refuse("stop", stop, "tokens, or sequences of tokens", help="tokenizer.encode makes them of a text")
     sequences = tuple(_tokens("stop", one) for one in ((stop,) if isinstance(stop, int) else stop or ()))
     if () in sequences:
-        raise UsageError("stop has an empty sequence, which every text ends with", help="leave it out")
+        raise UsageError("stop has an empty sequence, with which every text ends", help="leave it out")
     if pad is None:
         pad = next((token for token in eos if token < config.vocab_size), None)
     if pad is None and sequences and len(input_ids) > 1:
-        raise UsageError("rows that stop early need padding, and the config has none", help="give pad_token_id")
+        raise UsageError(
+            "rows that stop early need padding, and the config has no pad_token_id", help="give pad_token_id"
+        )
 
     if generator is not None and not isinstance(generator, torch.Generator):
         _refuse("generator", generator, "a torch.Generator")
@@ -178,15 +184,15 @@ def _new_tokens(model: Any, prompt: int, new: int | None, total: int | None) -> 
         return new or NEW_TOKENS
     if prompt > table:
         raise UsageError(
-            f"a prompt of {prompt} tokens, and the table of positions has {table}",
-            help="cut the prompt, or use a model with more positions",
+            f"the prompt has {prompt} tokens, and the table of positions has {table} rows",
+            help="shorten the prompt, or use a model with more positions",
         )
     if new is None:
         return min(NEW_TOKENS, max(table - prompt, 1))
     if prompt + new - 1 > table:  # the last token is not looked at again
         raise UsageError(
-            f"a prompt of {prompt} tokens and {new} new ones, and the table of positions has {table}",
-            help=f"max_new_tokens={table - prompt + 1} at most, or a shorter prompt",
+            f"the prompt has {prompt} tokens and {new} are to be added, but the table of positions has {table} rows",
+            help=f"max_new_tokens={table - prompt + 1} at most, or shorten the prompt",
             argument="max_new_tokens",
         )
     return new
@@ -205,16 +211,18 @@ def checked_mask(mask: torch.Tensor | None, input_ids: torch.Tensor, settings: S
         mask = input_ids != settings.pad
     check_tensor(mask, "attention_mask")
     if mask.shape != input_ids.shape:
-        raise UsageError(f"attention_mask {tuple(mask.shape)}: expected {tuple(input_ids.shape)}, as input_ids is")
+        raise UsageError(
+            f"attention_mask {tuple(mask.shape)}: expected {tuple(input_ids.shape)}, the shape of input_ids"
+        )
     mask = (mask != 0).to(input_ids.device)
     if mask.all():
         return None
     if not mask.any(1).all():
         row = int((~mask.any(1)).nonzero()[0])
-        raise UsageError(f"row {row} of the batch has no token, only padding", help="leave the row out")
+        raise UsageError(f"row {row} of the batch has only padding", help="leave the row out")
     if left and not mask[:, -1].all():
         row = int((~mask[:, -1]).nonzero()[0])
-        raise UsageError(f"row {row} ends in padding: its next token would follow that", help="pad on the left")
+        raise UsageError(f"row {row} ends in padding, after which its next token would come", help="pad on the left")
     return mask.long()
 
 

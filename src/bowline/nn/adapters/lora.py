@@ -22,6 +22,7 @@ from bowline.nn.config.head_scaling import head_scale, set_scaling
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.ends import makes_logits
 from bowline.nn.ties.module_sizes import fit_sizes
+from bowline.nn.ties.tensor_comparison import difference
 from bowline.nn.ties.untying import untie_weights
 from bowline.nn.tree.slots import Slot, slots
 from bowline.tie import Tie
@@ -270,11 +271,11 @@ def _check_knot(groups: list[list[Place]], before: Parts, on_tie: str) -> None:
         target = group[0]
         tie = Tie(target.name, source.name)
         if on_tie == "raise":
+            apart, instead = _apart(target, source, before)
             raise TieError(
-                f"{tie}: {target.name} has {_said(target, before)} and {source.name} {_said(source, before)}; "
+                f"{tie}: {target.name} has {_said(target, before)} and {source.name} {_said(source, before)}{apart}; "
                 "one matrix cannot hold both",
-                help='on_tie="untie" gives each end its own; ensure_weight_tying=True in LoraConfig trains one adapter '
-                "for both",
+                help=f'on_tie="untie" gives each end its own; {instead}',
             )
         for other in (place for earlier in groups if earlier is not group for place in earlier):
             if any(place.slot.same_place(other.slot) for place in group):
@@ -285,8 +286,42 @@ def _check_knot(groups: list[list[Place]], before: Parts, on_tie: str) -> None:
 
 
 def _said(place: Place, before: Parts) -> str:
-    copied = [] if place.slot.tensor is before[place.name] else ["a trained copy (modules_to_save)"]
+    copied = ["a trained copy (modules_to_save)"] if _copied(place, before) else []
     return " and ".join([*copied, *(delta.text for delta in _deltas(place))]) or "no adapter"
+
+
+def _copied(place: Place, before: Parts) -> bool:
+    return place.slot.tensor is not before[place.name]
+
+
+def _apart(target: Place, source: Place, before: Parts) -> tuple[str, str]:
+    """How adapters at both ends stand to each other, empty if one end has none; and how to train one for both."""
+    pairs = list(zip(_deltas(target), _deltas(source), strict=False))
+    copies = _copied(target, before) and _copied(source, before)
+    if not pairs and not copies:
+        return "", "ensure_weight_tying=True in LoraConfig trains one adapter for both"
+    if any(one.parts is None or other.parts is None for one, other in pairs):
+        return (
+            ", and deltas of these kinds cannot be compared",
+            "to keep the tie, train plain LoRA with ensure_weight_tying=True in LoraConfig",
+        )
+    seen = [str(difference(target.slot.tensor, source.slot.tensor))] if copies else []
+    seen += [_parts_differ(one.parts or {}, other.parts or {}) for one, other in pairs if one.text == other.text]
+    details = next((": " + one for one in seen if one), "")
+    return (
+        f", trained separately{details}",
+        "to keep the tie, train again with ensure_weight_tying=True in LoraConfig, which makes one adapter for both",
+    )
+
+
+def _parts_differ(one: Parts, other: Parts) -> str:
+    """How two deltas of one description differ; empty if they do not."""
+    if _equal(one, other):
+        return ""
+    if "indices" in one and not torch.equal(one["indices"], other["indices"]):
+        return "they are rows of different tokens"
+    most = max(float((one[key].double() - other[key].double()).abs().max()) for key in one)
+    return f"their {'rows' if 'rows' in one else 'factors'} differ by at most {most:.3g}"
 
 
 def _prepare(groups: list[list[Place]], undo: ExitStack) -> None:

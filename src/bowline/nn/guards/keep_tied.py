@@ -61,7 +61,7 @@ def keep_tied(model: Model, ties: Ties | None = None, *, on_conflict: Conflict =
     entry = [_Kept(tie, slot(model, tie.target, known), slot(model, tie.source, known)) for tie in wanted]
     apart = [kept.tie for kept in entry if not kept.holds]
     if apart:
-        raise TieError(f"{apart[0]}: not tied, so it cannot be kept", help="tie_weights(model) first")
+        raise TieError(f"{apart[0]}: not tied, so it cannot be kept", help="call tie_weights(model) first")
     knots: dict[str, list[_Kept]] = {}
     for kept in entry:
         knots.setdefault(kept.tie.source, []).append(kept)
@@ -75,7 +75,7 @@ def keep_tied(model: Model, ties: Ties | None = None, *, on_conflict: Conflict =
                 try:
                     _restore(model, now, knot, parameters[source], "raise")
                 except TieError as also:
-                    error.add_note(f"and a tie was broken: {also}")
+                    error.add_note(f"a tie was broken too: {also}")
             raise
     now = slots(model)
     for source, knot in knots.items():
@@ -157,7 +157,7 @@ def _restore(
                 slot(model, end.name, known)
             except TieError as error:
                 seen = _replaced(model, end) or error.message
-                raise TieError(f"{kept.tie}: broken while it was kept: {seen}", help=error.help) from None
+                raise TieError(f"{kept.tie}: broken inside keep_tied: {seen}", help=error.help) from None
     source = known[knot[0].tie.source]
     targets = [known[kept.tie.target] for kept in knot]
     for kept, target in zip(knot, targets, strict=True):
@@ -169,8 +169,8 @@ def _restore(
     for kept, target in zip(knot, targets, strict=True):
         if not (isinstance(winner, nn.Parameter) and source.is_parameter and target.is_parameter):
             raise TieError(
-                f"{kept.tie}: broken while it was kept: {_story(kept, target, source)}",
-                help="keep both ends parameters, or untie_weights(model) before",
+                f"{kept.tie}: broken inside keep_tied: {_story(kept, target, source)}",
+                help="keep both ends parameters, or call untie_weights(model) before keep_tied",
             )
         check_bias(target, winner)
     for end in (source, *targets):
@@ -194,21 +194,22 @@ def _winner(
             continue
         if state is not TieState.DIVERGED:
             raise TieError(
-                f"{kept.tie}: broken while it was kept: {_story(kept, target, source)}; {_unlike(end, owner)}",
-                help="resize_vocab changes both ends at once; untie_weights(model) before keeps both",
+                f"{kept.tie}: broken inside keep_tied: {_story(kept, target, source)}; {_unlike(end, owner)}",
+                help="resize_vocab resizes both ends at once; to keep both, call untie_weights(model) before keep_tied",
             )
         if on_conflict == "raise":
             raise TieError(
-                f"{kept.tie}: broken while it was kept, and cannot be mended: {_story(kept, target, source)}; "
+                f"{kept.tie}: broken inside keep_tied, and cannot be restored: {_story(kept, target, source)}; "
                 f"{difference(end.tensor, owner.tensor)}",
-                help='on_conflict="source" or "target" says which end to keep; untie_weights(model) before keeps both',
+                help='on_conflict="source" or "target" says which end to keep; to keep both, call untie_weights(model) '
+                "before keep_tied",
             )
         differing.append(end)
     if on_conflict == "target" and differing:
         expect_equal_targets(
             source.name,
             [(end.name, end.tensor) for end in differing],
-            help='on_conflict="source" keeps the embedding; untie_weights(model) before keeps all',
+            help='on_conflict="source" keeps the embedding; to keep all, call untie_weights(model) before keep_tied',
         )
         alike = differing
     return next((end.tensor for end in alike if end.tensor is before), alike[0].tensor)
@@ -224,9 +225,10 @@ def _share_converted(kept: _Kept, target: Slot, source: Slot) -> None:
             return
         left.put(before)
     raise TieError(
-        f"{kept.tie}: broken while it was kept: {_story(kept, target, source)}, which "
-        f"{type(left.module).__name__} cannot use",
-        help="quantize_tied(model) quantises the matrix once for both ends; or untie_weights(model) before",
+        f"{kept.tie}: broken inside keep_tied: {_story(kept, target, source)}, which "
+        f"{type(left.module).__name__} cannot compute with",
+        help="quantize_tied(model) quantises the matrix once for both ends; or call untie_weights(model) before "
+        "keep_tied",
     )
 
 
@@ -278,5 +280,10 @@ def _replaced(model: nn.Module, before: Slot) -> str:
 
 
 def _replacement(before: Slot, module: nn.Module) -> str:
-    kinds = f"{type(before.module).__name__}, now {type(module).__name__}"
-    return f"the module of {before.name} was replaced ({kinds})"
+    replaced = f"the module of {before.name} was replaced"
+    old, new = type(before.module), type(module)
+    if old is new:
+        return f"{replaced} by another {new.__name__}"
+    if old.__name__ != new.__name__:
+        return f"{replaced} (was {old.__name__}, is now {new.__name__})"
+    return f"{replaced} (was {old.__module__}.{old.__qualname__}, is now {new.__module__}.{new.__qualname__})"

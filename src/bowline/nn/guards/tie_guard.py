@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from bowline.errors import TieError, UsageError
-from bowline.nn.guards.trainer_callbacks import lightning_callback, trainer_callback
+from bowline.nn.guards.trainer_callbacks import CallbackHooks, lightning_callback, trainer_callback
 from bowline.nn.ties.declared_ties import Ties, as_ties, declared_ties
 from bowline.nn.ties.optimizer_groups import expect_groups
 from bowline.nn.ties.shared_parameters import find_ties
@@ -21,11 +21,11 @@ __all__ = ["TieGuard"]
 
 WAY_OUT = (
     'tie_weights(model, guard.ties, optimizer=optimizer, on_conflict="source" or "target") ties them again; '
-    "untie_weights(model) gives them up, and then the guard goes too"
+    "or call untie_weights(model) and remove the guard"
 )
 
 
-class TieGuard:
+class TieGuard(CallbackHooks):
     """Raises at the step at which a tie of `model` stops being one `Parameter`.
 
     What breaks a tie in the middle of a run breaks it silently: `model.lm_head = nn.Linear(...)`,
@@ -34,6 +34,8 @@ class TieGuard:
     check costs a few microseconds, whatever the model's size. The guard holds the model that it was given, so it goes
     on working when that model is wrapped later (DDP, `torch.compile`, accelerate). `optimizer` is looked at when the
     guard is made, and again to explain a broken tie.
+
+    The guard is a callback itself, `callbacks=[guard]`, of transformers' `Trainer` and of Lightning's.
 
     Raises:
         TieError: there is no tie to guard, or one that does not hold now.
@@ -56,16 +58,17 @@ class TieGuard:
         self, model: nn.Module, ties: Ties | None = None, *, every: int = 1, optimizer: Optimizer | None = None
     ) -> None:
         if not isinstance(every, int) or every < 1:
-            raise UsageError(f"every={every!r}: expected a number of steps, 1 or more")
+            raise UsageError(f"every={every!r}: expected a whole number of steps from 1", argument="every")
         self.model = model
         self.ties = as_ties([*declared_ties(model), *find_ties(model)] if ties is None else ties)
         self.every = every
         self.optimizer = optimizer
         self.steps = 0
         if not self.ties:
+            seen = f"{type(model).__name__} declares no ties and shares no parameters"
             raise TieError(
-                f"{type(model).__name__}: nothing is tied, neither declared nor shared, so there is nothing to guard",
-                help="tie_weights first, or name the ties: TieGuard(model, [(target, source)])",
+                f"{seen if ties is None else 'no ties were given'}, so there is nothing to guard",
+                help="call tie_weights(model) first, or name the ties: TieGuard(model, [(target, source)])",
             )
         check_ties(model, self.ties, optimizer=optimizer).raise_if_broken()
         self._ends = tuple((tie, _place(tie.target), _place(tie.source)) for tie in self.ties)

@@ -34,7 +34,7 @@ def draw_(
     if how.kind == "constant":
         return tensor.fill_(scale)
     if how.kind not in ("normal", "truncated", "uniform"):
-        raise UsageError(f"a distribution of the kind {how.kind!r}: expected normal, truncated, uniform or constant")
+        raise UsageError(f"unknown kind of distribution {how.kind!r}, expected normal, truncated, uniform or constant")
     dtype = tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
     if not tensor.is_contiguous():
         whole = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)

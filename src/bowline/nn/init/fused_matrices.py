@@ -116,6 +116,6 @@ def check_fits(name: str, role: Fused, tensor: torch.Tensor, module: nn.Module) 
     outputs = tensor.shape[output_axis(module)] if tensor.ndim == 2 else 0
     if role.outputs != outputs:
         raise UsageError(
-            f"{name} {tuple(tensor.shape)} as {role}: they have {role.outputs} outputs, and it has {outputs or 'none'}",
-            help="Fused(((role, outputs in a group), ...), groups)",
+            f"{name} {tuple(tensor.shape)}: has {outputs or 'no'} outputs, but its Fused ({role}) has {role.outputs}",
+            help="give Fused(((role, outputs in a group), ...), groups) for all outputs of the tensor",
         )

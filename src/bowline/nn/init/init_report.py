@@ -64,4 +64,4 @@ class InitReport:
         parts = [] if self.embed_scale is None else [f"embeddings times {self.embed_scale:.4g}"]
         if self.logit_scale is not None:
             parts.append(f"logits times {self.logit_scale:.4g}, {'tied' if self.tied else 'untied'}")
-        return ", ".join(parts) or "no table and no head"
+        return ", ".join(parts) or "no input embedding and no head"

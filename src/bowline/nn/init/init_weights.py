@@ -81,9 +81,9 @@ def init_weights(
     """
     recipe = named(recipe)
     if scales not in ("recipe", "model"):
-        raise UsageError(f"scales={scales!r:.60}: expected 'recipe' or 'model'")
+        raise UsageError(f"scales={scales!r:.60}: expected 'recipe' or 'model'", argument="scales")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise UsageError(f"seed={seed!r:.60}: expected a whole number or None")
+        raise UsageError(f"seed={seed!r:.60}: expected a whole number or None", argument="seed")
     _check(model)
     found = survey(model, roles)
     if found.tied is not None:
@@ -124,27 +124,33 @@ def _check(model: nn.Module) -> None:
         if not slot.is_parameter:
             small = not (tensor.is_floating_point() or tensor.dtype in (torch.int64, torch.bool))
             if tensor.is_quantized or (small and slot.attribute in PACKED):
-                raise UsageError(f"{slot.name}: is quantised ({tensor.dtype})", help="draw first, then quantise")
+                raise UsageError(f"{slot.name}: is quantised ({tensor.dtype})", help="initialise first, then quantise")
             continue
         if tensor.is_meta:
             raise UsageError(
-                f"{slot.name}: has no values (it is on meta), expected numbers to draw over",
-                help='with bowline.keep_tied(model): model.to_empty(device="cpu")',
+                f"{slot.name}: has no values (it is on meta), expected values to overwrite",
+                help='with bowline.keep_tied(model): model.to_empty(device="cpu") gives it memory',
             )
         if not is_plain(tensor):
             raise UsageError(
-                f"{slot.name}: is {kind_of(tensor)}, expected a plain tensor", help="draw first, then shard or quantise"
+                f"{slot.name}: is {kind_of(tensor)}, expected a plain tensor",
+                help="initialise first, then shard or quantise",
             )
         if tensor.dtype not in DRAWABLE:
-            raise UsageError(f"{slot.name}: is {tensor.dtype}", help="draw in a float dtype first, then quantise")
+            raise UsageError(
+                f"{slot.name}: is {tensor.dtype}, expected a floating-point dtype of at least 16 bits",
+                help="initialise in a float dtype first, then quantise",
+            )
         if tensor.is_inference() or any(
             size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         ):
             kind = "an inference tensor" if tensor.is_inference() else "expanded from fewer numbers"
-            raise UsageError(f"{slot.name}: is {kind}, which cannot be written", help="give it a clone() of its own")
+            raise UsageError(
+                f"{slot.name}: is {kind}, so it cannot be written in place", help="replace it with its clone()"
+            )
     for name, module in named_modules(model):
         if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
-            raise UsageError(f"{name}: is a quantised {type(module).__name__}", help="draw first, then quantise")
+            raise UsageError(f"{name}: is a quantised {type(module).__name__}", help="initialise first, then quantise")
 
 
 def _steps(recipe: Recipe, found: Found, sizes: dict[str, float]) -> Iterator[_Step]:
@@ -177,7 +183,7 @@ def _step(
         scale, mean, std = how.scale(sizes), how.mean(sizes), how.std(sizes)
     except UsageError as error:
         raise UsageError(
-            f"{slot.name}, {role}: {error.message}", help="give the model a config that states it"
+            f"{slot.name}, {role}: {error.message}", help="give the model a config that states this size"
         ) from None
     return _Step(Drawn(slot.name, role, how, mean, std), target, scale, offset)
 

@@ -72,19 +72,25 @@ def measure_loss(
     expect_module(model)
     for name, value in (("batch", batch), ("length", length), ("batches", batches)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-            raise UsageError(f"{name}={value!r:.60}: expected a whole number from 1")
+            raise UsageError(f"{name}={value!r:.60}: expected a whole number from 1", argument=name)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise UsageError(f"seed={seed!r:.60}: expected a whole number from 0, of 63 bits")
+        raise UsageError(f"seed={seed!r:.60}: expected a whole number from 0 to 2**63 - 1", argument="seed")
     if any(parameter.is_meta for parameter in model.parameters()):
-        raise UsageError(f"{type(model).__name__}: has no values (it is on meta)", help="init_weights, or load, before")
+        raise UsageError(
+            f"{type(model).__name__}: has no values (it is on meta)", help="call init_weights, or load the model, first"
+        )
     config = text_config(getattr(owner(model), "config", None))
     places = getattr(config, "max_position_embeddings", None)
     if isinstance(places, int) and length > places:
-        raise UsageError(f"length={length}: {type(model).__name__} has {places} positions", help="ask for fewer")
+        raise UsageError(
+            f"length={length}: {type(model).__name__} has only {places} positions",
+            help=f"give a length of at most {places}",
+            argument="length",
+        )
     try:
         table = input_embedding(model, slots(model)).tensor
     except TieError as error:
-        raise UsageError(error.message, help="measure a model that takes the ids of tokens") from None
+        raise UsageError(error.message, help="measure a model that takes token ids") from None
     padding = getattr(config, "pad_token_id", None)
     generator = torch.Generator().manual_seed(seed)
 
@@ -126,7 +132,7 @@ def _logits(output: Any, model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         seen = f"{tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
         raise UsageError(
             f"{type(model).__name__} returned {seen}: expected logits {(*ids.shape, 'V')}",
-            help="choose a class that has a head for tokens",
+            help="choose a class with a head over the vocabulary",
         )
     return found
 

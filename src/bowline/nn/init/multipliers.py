@@ -104,8 +104,8 @@ def settle(
     if wrong:
         its, mine = (" and ".join(f"{one[0]} by {one[at]:.4g}" for one in wrong) for at in (1, 2))
         raise UsageError(
-            f"{type(owner(model)).__name__} multiplies {mine}, and the recipe {recipe.name!r} {its}",
-            help='scales="model" draws the weights alone; expected_loss(..., scales="model") says what comes of it',
+            f"{type(owner(model)).__name__} multiplies {mine}, but the recipe {recipe.name!r} multiplies {its}",
+            help='scales="model" keeps the present multipliers; expected_loss(..., scales="model") shows their effect',
         )
     return MultiplierChange(tuple(keys), scaled), wanted
 

@@ -75,7 +75,7 @@ def survey(model: nn.Module, roles: Roles | None = None) -> Found:
     known = slots(model)
     holders = _holders(model, known)
     if not isinstance(roles, Mapping | None):
-        raise UsageError(f"roles={roles!r:.60}: expected {{name or pattern: Role}}")
+        raise UsageError(f"roles={roles!r:.60}: expected {{name or pattern: Role}}", argument="roles")
     given = _given_roles(holders, roles or {})
     ends = _Ends(model, holders)
     found: dict[str, Role | Fused] = {}
@@ -93,8 +93,8 @@ def survey(model: nn.Module, roles: Roles | None = None) -> Found:
         others = f", nor for {len(lost) - 1} more" if len(lost) > 1 else ""
         raise UsageError(
             f"{first.name} {tuple(first.tensor.shape)} of a {type(first.module).__name__}: "
-            f"no role is known for it{others}",
-            help=f"say what it is there for: roles={{{first.name!r}: Role.LINEAR}}, or another Role, or a Fused",
+            f"no role is known for this parameter{others}",
+            help=f"give its role: roles={{{first.name!r}: Role.LINEAR}}, or another Role, or a Fused",
         )
     table = next((name for name, role in found.items() if role is Role.INPUT_EMBEDDING and name in ends.tables), None)
     table = table or next((name for name, role in found.items() if role is Role.INPUT_EMBEDDING), None)
@@ -118,8 +118,8 @@ def _holders(model: nn.Module, known: Mapping[str, Slot]) -> dict[str, list[Slot
         inner, outer = extent(known[tie.target].tensor), extent(known[tie.source].tensor)
         if inner is None or outer is None or not (outer[1] <= inner[1] and inner[2] <= outer[2]):
             raise UsageError(
-                f"{tie.target} and {tie.source}: overlap in memory, and neither is a part of the other",
-                help="give each its own memory, or tie_weights(model) first",
+                f"{tie.target} and {tie.source} overlap in memory, and neither contains the other",
+                help="give each its own memory, or call tie_weights(model) first",
             )
         source[tie.target] = tie.source
     holders: dict[str, list[Slot]] = {}
@@ -135,16 +135,24 @@ def _given_roles(holders: Mapping[str, list[Slot]], roles: Roles) -> dict[str, R
     given: dict[str, Role | Fused] = {}
     for pattern, role in roles.items():
         if not isinstance(pattern, str):
-            raise UsageError(f"roles[{pattern!r:.60}]: expected the name of a parameter, or a pattern")
+            raise UsageError(
+                f"roles[{pattern!r:.60}]: expected the name of a parameter, or a pattern", argument="roles"
+            )
         try:
             meant = role if isinstance(role, Fused) else Role(role)
         except ValueError:
             raise UsageError(
-                f"roles[{pattern!r}]={role!r:.60}: expected a Role or a Fused", help=f"roles are {', '.join(Role)}"
+                f"roles[{pattern!r}]={role!r:.60}: expected a Role or a Fused",
+                help=f"the roles are {', '.join(Role)}",
+                argument="roles",
             ) from None
         matched = [name for name, held in holders.items() if any(fnmatchcase(slot.name, pattern) for slot in held)]
         if not matched:
-            raise UsageError(f"roles[{pattern!r}]: no parameter has such a name", help="find_roles(model) lists them")
+            raise UsageError(
+                f"roles[{pattern!r}]: no parameter has a name that matches",
+                help="find_roles(model) lists the names",
+                argument="roles",
+            )
         given |= dict.fromkeys(matched, meant)
     return given
 

@@ -74,7 +74,8 @@ def _follow(model: nn.Module) -> None:
     try:
         _swap(model, setting)
     except UsageError as error:
-        setting.record.fall_back(f"a head that has changed: {error.message}")
+        if isinstance(getattr(head_of(model), "weight", None), nn.Parameter):  # a quantised one does not learn
+            setting.record.fall_back(f"a head that has changed: {error.message}")
     else:
         now = _seen(model)
     setting.seen = now

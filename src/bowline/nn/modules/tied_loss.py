@@ -87,10 +87,10 @@ class TiedLoss:
 
         Example:
             >>> import torch
-            >>> from bowline.models import GPT2Config, GPT2LMHeadModel
-            >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=4, n_layer=1, n_head=1, n_positions=8))
+            >>> model = nn.ModuleDict({"lm_head": nn.Linear(4, 9)})
+            >>> model.get_output_embeddings = lambda: model["lm_head"]
             >>> loss = use_tied_loss(model, backend="chunked")
-            >>> _ = model(torch.tensor([[1, 2]]), labels=torch.tensor([[1, 2]]))
+            >>> _ = nn.functional.cross_entropy(model["lm_head"](torch.ones(2, 4)), torch.tensor([1, 8]))
             >>> print(loss.status)
             backend 'chunked'; losses without full logits: 1 by 'chunked'; full logits: 0
         """

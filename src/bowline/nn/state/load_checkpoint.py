@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 
 import torch
@@ -12,8 +13,9 @@ from torch import nn
 
 from bowline.checkpoint import open_checkpoint
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
+from bowline.checkpoint.formats.wrapper_names import added_parts, strip_name
 from bowline.checkpoint.weights import UNSEEN
-from bowline.errors import CheckpointError, UsageError
+from bowline.errors import CheckpointError, TieError, UsageError
 from bowline.nn.config.live_config import flag_of
 from bowline.nn.state.garbage_collection import without_collections
 from bowline.nn.state.load_inventory import survey
@@ -37,6 +39,7 @@ def load_checkpoint(
     strict: bool = True,
     mmap: bool = True,
     rename: Callable[[str], str | None] | None = None,
+    strip: str | Sequence[str] = (),
 ) -> LoadReport:
     """Load a checkpoint (directory, file, index or `org/name[@revision]`) into `model`; tied before is tied after.
 
@@ -45,6 +48,10 @@ def load_checkpoint(
     copied, tensor by tensor. Names are translated as transformers does for its own models; `rename` gives for each name
     in the file the one in the model, or `None` for a tensor to be left alone. Pickles are read without being executed.
 
+    `strip` removes parts of the names in the file, before `rename`: a training wrapper's segment, as `"_orig_mod."`,
+    `"_fsdp_wrapped_module."`, `"_checkpoint_wrapped_module."` or `"module."`, wherever it stands, and any other text,
+    as `"net."`, at the front. Nothing is stripped unasked; the error about names that do not fit says what to strip.
+
     With `mmap` the file must not be rewritten in place while the model lives, as `save_pretrained` into the same
     directory does; `save_checkpoint` replaces files and is safe. `mmap=False` reads everything into memory at once,
     which takes as long as the copy does: seconds for 1.5 GB.
@@ -52,6 +59,7 @@ def load_checkpoint(
     Raises:
         TieError: the file holds two different ends of one matrix (`on_conflict` as for `load_state`), or an untied head
             is missing.
+        UsageError: no name in the file has a part in `strip`.
         CheckpointError: the checkpoint cannot be read, is incomplete, or does not fit: the model is as it was. Or all
             was loaded, and something that no checkpoint holds stays on meta.
 
@@ -63,16 +71,21 @@ def load_checkpoint(
     """
     model = unwrapped(model)
     if not isinstance(path, (str, os.PathLike)):
-        raise UsageError(f"path={path!r:.60}: expected a path or org/name", help="load_state takes a state dict")
+        raise UsageError(
+            f"path={path!r:.60}: expected a path or org/name",
+            help="load_state takes a state dict",
+            argument="path",
+        )
     with open_checkpoint(path) as checkpoint:
         if not checkpoint.complete:
             seen = "; ".join(lint.message for lint in checkpoint.lints if lint.kind in UNSEEN) or "one shard of several"
             raise CheckpointError(
-                f"{checkpoint.location}: not a whole checkpoint: {seen}", help="fetch what is missing"
+                f"{checkpoint.location}: the checkpoint is incomplete: {seen}", help="fetch the missing files"
             )
-        tensors: Mapping[str | None, StoredTensor] = checkpoint.tensors  # type: ignore[assignment]
+        named = _stripped(checkpoint.tensors, [strip] if isinstance(strip, str) else strip)
+        tensors: Mapping[str | None, StoredTensor] = named  # type: ignore[assignment]
         if rename is not None:
-            tensors = {rename(name): tensor for name, tensor in checkpoint.tensors.items()}
+            tensors = {rename(name): tensor for name, tensor in named.items()}
         stored = {
             name: stored_tensor(checkpoint, tensor, mapped=mmap) for name, tensor in tensors.items() if name is not None
         }
@@ -80,7 +93,10 @@ def load_checkpoint(
         disjoint = all(file.endswith(".safetensors") for file in checkpoint.weight_files)  # checked in the header
     before = survey(model)
     optional = _optional(model)
-    with restored_conversions(model):
+    with (
+        restored_conversions(model),
+        _naming_added_parts(stored, before.state, getattr(model, "base_model_prefix", "")),
+    ):
         state = to_live(model, before.state, stored)
         dtypes = {name: held.dtype for name, held in before.tensors.items() if _may_take(held, before.plain)}
         taking = set(dtypes)
@@ -99,6 +115,51 @@ def load_checkpoint(
         )
     _off_meta(model, slots(model) if report.untied else before.slots, optional)
     return report
+
+
+def _stripped(tensors: Mapping[str, StoredTensor], strip: Sequence[str]) -> Mapping[str, StoredTensor]:
+    """The tensors by their names without the parts in `strip`; each part must be in a name."""
+    for part in strip:
+        left = {name: strip_name(name, [part]) for name in tensors}
+        if all(name == short for name, short in left.items()):
+            raise UsageError(
+                f"strip={part!r}: no tensor name in the file has this part",
+                help="give a wrapper's segment, or a prefix of the names",
+                argument="strip",
+            )
+        taken: dict[str, str] = {}
+        for name, short in left.items():
+            if short in taken:
+                raise CheckpointError(
+                    f"{name} and {taken[short]} are both called {short} without {part!r}, expected different names",
+                    help="choose one of the two with rename=",
+                )
+            taken[short] = name
+        tensors = {short: tensors[name] for short, name in taken.items()}
+    return tensors
+
+
+@contextmanager
+def _naming_added_parts(stored: Collection[str], own: Collection[str], prefix: str) -> Iterator[None]:
+    """Adds to an error of the load which part of the stored names to strip, if wrappers or a prefix are to blame."""
+    try:
+        yield
+    except (CheckpointError, TieError) as error:
+        parts = added_parts(stored, own, f"{prefix}." if prefix else "")
+        if not parts:
+            raise
+        seen = "; ".join(
+            f"{len(part.names)} of {len(stored)} stored names have the part {part.text!r}" for part in parts
+        )
+        texts = [part.text for part in parts]
+        strip = repr(texts[0]) if len(texts) == 1 else repr(texts)
+        raise type(error)(
+            f"{error.message}; {seen}",
+            help="merge the adapter into the model, save it, and load that"
+            if any(part.is_adapter for part in parts)
+            else f"load_checkpoint(model, path, strip={strip}) removes {'them' if len(texts) > 1 else 'it'}",
+            argument=error.argument,
+        ) from error
 
 
 def _may_take(held: torch.Tensor, plain: bool) -> bool:

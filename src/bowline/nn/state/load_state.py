@@ -147,14 +147,15 @@ def load_into(
 def _tensors(state: Mapping[str, Any], seen: LoadInventory) -> dict[str, torch.Tensor]:
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise UsageError(
-            f"a state of type {type(state).__name__}, expected a mapping of names to tensors",
+            f"state_dict is a {type(state).__name__}, expected a mapping of names to tensors",
             help="load_checkpoint(model, path) reads files",
+            argument="state_dict",
         )
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     for name in state.keys() & seen.slots.keys() - tensors.keys():
         raise CheckpointError(
             f"{name}: the state holds a {type(state[name]).__name__}, expected a tensor",
-            help="torch.as_tensor makes one of an array",
+            help="convert an array with torch.as_tensor",
         )
     return tensors
 
@@ -181,7 +182,7 @@ def _check_fit(seen: LoadInventory, single: Mapping[str, Any], assign: Callable[
             misfits.append(f"{name} is {tuple(value.shape)}, the model's is {tuple(held.shape)}")
         elif is_plain(value) is not (seen.plain or is_plain(held)):
             raise CheckpointError(
-                f"{name}: the model holds a {_kind(held)} and the state a {_kind(value)}, expected two of a kind",
+                f"{name}: the model holds {_kind(held)} and the state {_kind(value)}, expected both plain or neither",
                 help="load before sharding or quantising; or torch.distributed.checkpoint.state_dict loads into shards",
             )
         elif held.is_meta and not assign(name):
@@ -193,7 +194,7 @@ def _check_fit(seen: LoadInventory, single: Mapping[str, Any], assign: Callable[
         )
     if empty:
         raise CheckpointError(
-            f"{listed(empty, 4)}: the model is on meta, where values cannot be copied to",
+            f"{listed(empty, 4)}: on meta in the model, so values cannot be copied into it",
             help="load with assign=True",
         )
 
@@ -204,9 +205,10 @@ def _refuse(
     for tie in declared_ties(model, flag=True) if missing else ():
         if tie.target in missing and tie.source in given:
             raise TieError(
-                f"{tie.target}: not in the state, which holds {tie.source}; the model is untied, so it would keep the "
-                "head that it happens to have",
-                help="tie_weights(model, on_conflict='source') first if they are one matrix; or strict=False",
+                f"{tie.target}: not in the state, which holds {tie.source}; the model is untied, so its head would "
+                "keep its present values",
+                help="if they are one matrix, call tie_weights(model, on_conflict='source') first; strict=False keeps "
+                "the present head",
             )
     seen = [
         f"missing {listed(missing, 4)}" if missing else "",
@@ -222,8 +224,8 @@ def _check_scale(model: nn.Module, seen: LoadInventory, resolution: Resolution) 
     for tie in resolution.apart:
         if not isinstance(seen.slots[tie.target].module, nn.Embedding):
             raise TieError(
-                f"{tie}: the state has two matrices, and {type(model).__name__} scales by the flag that would be "
-                "cleared, so the head would no longer compute what it did",
+                f"{tie}: the state has two matrices, so the flag would be cleared; {type(model).__name__} scales its "
+                "head's input by the same flag, so the head would compute other logits",
                 help='on_conflict="source" or "target" keeps one; or build the model untied, if the state is unscaled',
             )
 
@@ -327,4 +329,4 @@ def _is_tied(tie: Tie, known: Mapping[str, Slot]) -> bool:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    return f"plain {tensor.dtype}" if is_plain(tensor) else type(tensor.detach()).__name__
+    return f"a plain {tensor.dtype} tensor" if is_plain(tensor) else f"a {type(tensor.detach()).__name__}"

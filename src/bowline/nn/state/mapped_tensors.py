@@ -22,7 +22,8 @@ def stored_tensor(checkpoint: Checkpoint, stored: StoredTensor, *, mapped: bool 
     dtype = TORCH_DTYPES.get(stored.dtype)
     if dtype is None:
         raise FormatError(
-            f"{stored.name}: stored as {stored.dtype}, which torch cannot hold as such", help="dequantise it first"
+            f"{stored.name}: stored as {stored.dtype}, which cannot be read as a torch tensor",
+            help="dequantise the checkpoint first",
         )
     if not stored.nbytes:
         return torch.empty(stored.shape, dtype=dtype)

@@ -72,7 +72,7 @@ def save_checkpoint(
         ('model.safetensors',)
     """
     if keep not in ("source", "both", "target"):
-        raise UsageError(f"keep={keep!r}: expected 'source', 'both' or 'target'")
+        raise UsageError(f"keep={keep!r}: expected 'source', 'both' or 'target'", argument="keep")
     parse_size(max_shard_size)
     model = unwrapped(model)
     place = _place(directory, model)
@@ -95,7 +95,9 @@ def save_checkpoint(
 
 def _place(directory: str | os.PathLike[str], model: nn.Module) -> Path:
     if not isinstance(directory, (str, os.PathLike)) or "\0" in os.fsdecode(directory) or not os.fspath(directory):
-        raise UsageError(f"directory={directory!r:.60}: expected a path", help='for instance "out/my-model"')
+        raise UsageError(
+            f"directory={directory!r:.60}: expected a path", help='for instance "out/my-model"', argument="directory"
+        )
     place = Path(directory)
     if is_transformers_model(model) and (place / ADAPTER).exists():
         raise CheckpointError(
@@ -112,30 +114,30 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     for name, value in state.items():
         if ADAPTED.search(name):
             raise CheckpointError(
-                f"{name}: belongs to an adapter; under such names no loader finds the model",
-                help="merge_lora(model) and save what it returns; or save the adapter alone, with PEFT",
+                f"{name}: belongs to an adapter, and no loader finds the model's weights under such names",
+                help="call merge_lora(model) and save the model that it returns; or save the adapter alone, with PEFT",
             )
         if any(name.startswith(f"{end}.parametrizations.") or name == f"{end}.weight_g" for end in ends):
             raise CheckpointError(
-                f"{name}: is part of a parametrized end of a tie; under such names no loader finds the matrix",
-                help="torch.nn.utils.parametrize.remove_parametrizations (or remove_weight_norm) first",
+                f"{name}: is part of a parametrized end of a tie, and no loader finds the matrix under such names",
+                help="call torch.nn.utils.parametrize.remove_parametrizations (or remove_weight_norm) first",
             )
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(
                 f"{name}: extra state of type {type(value).__name__}, expected a tensor",
-                help="safetensors holds tensors only: keep that state elsewhere",
+                help="safetensors holds only tensors: save that state elsewhere",
             )
         if value.is_meta or not is_plain(value):
             what = "on meta" if value.is_meta else f"a {type(value).__name__} of {value.dtype} ({value.layout})"
             raise CheckpointError(
                 f"{name}: is {what}, expected a dense tensor with values",
-                help="load or gather or dequantise the model first",
+                help="load, gather or dequantise the model first",
             )
         if value.dtype not in NAMES:
             dtype = str(value.dtype).removeprefix("torch.")
             raise CheckpointError(
-                f"{name}: has the dtype {dtype}, which safetensors has not",
-                help="convert it, or keep it elsewhere",
+                f"{name}: has the dtype {dtype}, which safetensors cannot store",
+                help="convert it to another dtype, or save it elsewhere",
             )
     return state
 
@@ -144,8 +146,8 @@ def _refuse_quantised(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, QuantizedTable):
             raise CheckpointError(
-                f"{name}: is the table of quantize_tied, which no loader finds in place of the matrix",
-                help="save the model before it is quantised; torch.save(model.state_dict(), file) keeps the table",
+                f"{name}: is a table that quantize_tied made, and no loader reads it in place of the matrix",
+                help="save the model before quantising it; torch.save(model.state_dict(), file) keeps the table",
             )
 
 
@@ -213,7 +215,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"config.{key}: {error}, expected what JSON can hold", help="write it as text, or leave it out"
+                f"config.{key}: {error}, expected a value that JSON can hold", help="store it as text, or leave it out"
             ) from None
     path.write_text(json.dumps(content, indent=2) + "\n")
 
@@ -223,9 +225,9 @@ def _check_scale(model: nn.Module, flag: bool) -> None:
     scaled = head_scale(model) != 1.0
     if follows_flag(model) and scaled is not flag:
         raise TieError(
-            f"{type(model).__name__} {'scales' if scaled else 'does not scale'} its head's input, and its head is "
-            f"{'tied' if flag else 'untied'}: the one flag decides both, so no config says this",
-            help="untie_weights(model) gives a head of its own the scale, and clears the flag",
+            f"{type(model).__name__} {'scales' if scaled else 'does not scale'} its head's input, but its head is "
+            f"{'tied' if flag else 'untied'}: one flag decides both, so no config describes this model",
+            help="untie_weights(model) moves the scale into the head's own matrix, and clears the flag",
         )
 
 

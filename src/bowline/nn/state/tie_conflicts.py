@@ -94,8 +94,8 @@ def _choose(
     if on_conflict == "raise":
         other = differing[0]
         raise TieError(
-            f"{other} <- {source}: the model has one matrix and the state two, {other} and {first}, which differ: "
-            f"{_how(state[other], state[first])}",
+            f"{other} <- {source}: the model has one matrix, but the state has two different ones, {other} and "
+            f"{first}: {_how(state[other], state[first])}",
             help='on_conflict="untie" keeps both; "source" keeps the embedding, "target" the head',
         )
     if on_conflict == "target":

@@ -66,7 +66,7 @@ def as_ties(ties: Ties) -> tuple[Tie, ...]:
         TieError: a tie onto itself, a cycle, two sources for one target, or something that is not a tie.
     """
     if not isinstance(ties, Iterable) and not isinstance(ties, Tie):
-        raise TieError(f"{ties!r:.60}: is no tie", help=WRITTEN)
+        raise TieError(f"ties={ties!r:.60}: expected ties", help=WRITTEN, argument="ties")
     pairs = ties.items() if isinstance(ties, Mapping) else [ties] if isinstance(ties, Tie) else ties
     made = []
     for pair in pairs:
@@ -75,7 +75,7 @@ def as_ties(ties: Ties) -> tuple[Tie, ...]:
         elif isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(name, str) for name in pair):
             made.append(Tie(*pair))
         else:
-            raise TieError(f"{pair!r:.60}: is no tie", help=WRITTEN)
+            raise TieError(f"{pair!r:.60}: expected a tie", help=WRITTEN)
     return _from_roots(made)
 
 
@@ -134,7 +134,7 @@ def _mapped(keys: Mapping[str, str], names: Mapping[str, Slot]) -> Iterator[Tie]
         if not targets or not sources or len(targets) % len(sources):
             raise TieError(
                 f"{target} <- {source}: {len(targets)} targets and {len(sources)} sources match, "
-                "expected as many targets for each source",
+                "expected the same number of targets for each source",
                 help="correct the class's _tied_weights_keys",
             )
         for one, other in zip(targets, cycle(sources), strict=False):
@@ -181,12 +181,12 @@ def _from_roots(ties: Iterable[Tie]) -> tuple[Tie, ...]:
     sources: dict[str, str] = {}
     for tie in ties:
         if tie.target == tie.source:
-            raise TieError(f"{tie}: a tie onto itself", help="name the tensor that is borrowed as the source")
+            raise TieError(f"{tie}: ties a tensor to itself", help="give the tensor that owns the matrix as the source")
         sources.setdefault(tie.target, tie.source)
     for tie in ties:
         if _root(tie.source, sources) != _root(tie.target, sources):
             raise TieError(
-                f"{tie.target}: two sources, {sources[tie.target]} and {tie.source}, expected one",
+                f"{tie.target} has two sources, {sources[tie.target]} and {tie.source}, expected one",
                 help="tie the two sources to each other, or leave one out",
             )
     return tuple(Tie(target, _root(target, sources)) for target in sources)
@@ -196,5 +196,8 @@ def _root(name: str, sources: Mapping[str, str]) -> str:
     """The owner at the end of the chain; raise a `TieError` if the chain is a cycle."""
     chain = owner_chain(name, sources)
     if chain[-1] in chain[:-1]:
-        raise TieError(f"{' <- '.join(chain)}: a cycle", help="one of them must own its matrix")
+        raise TieError(
+            f"{' <- '.join(chain)}: these ties form a cycle",
+            help="leave out one of them, so that one tensor owns the matrix",
+        )
     return chain[-1]

@@ -29,15 +29,19 @@ def expect(optimizer: object) -> None:
     expect_groups(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS) or hasattr(optimizer, "_partition_parameters"):
         raise TieError(
-            f"{type(optimizer).__name__}: its state is not kept parameter by parameter, so none can be exchanged",
-            help="leave optimizer out, and build it anew afterwards",
+            f"optimizer: {type(optimizer).__name__} does not keep its state per parameter, so none of its "
+            "parameters can be replaced",
+            help="leave out optimizer=, and build a new optimizer afterwards",
+            argument="optimizer",
         )
 
 
 def expect_groups(optimizer: object) -> None:
     """Raise a `UsageError` if this is not an optimizer: no groups of parameters, or no state."""
     if not isinstance(getattr(optimizer, "param_groups", None), list) or not hasattr(optimizer, "state"):
-        raise UsageError(f"optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer")
+        raise UsageError(
+            f"optimizer is a {type(optimizer).__name__}, expected a torch.optim.Optimizer", argument="optimizer"
+        )
 
 
 def group_of(optimizer: Optimizer, parameter: torch.Tensor) -> Group | None:

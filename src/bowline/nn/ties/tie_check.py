@@ -91,7 +91,7 @@ def _structure(target: Slot, source: Slot) -> Iterator[Remark]:
         if not end.is_parameter:
             yield Remark(
                 kind="not_a_parameter",
-                message=f"{end.name} is a buffer",
+                message=f"{end.name} is a buffer, expected a parameter",
                 help="register it as a torch.nn.Parameter",
                 breaks=True,
             )
@@ -99,8 +99,8 @@ def _structure(target: Slot, source: Slot) -> Iterator[Remark]:
             if stated != true:
                 yield Remark(
                     kind="size",
-                    message=f"{end.name} has {true} where its module states {name}={stated}",
-                    help="it computes all the same; tie_weights and resize_vocab keep it right",
+                    message=f"the module of {end.name} states {name}={stated}, but the weight has {true}",
+                    help="the module computes the same; tie_weights and resize_vocab keep this size correct",
                     breaks=False,
                 )
         bias = end.beside("bias")
@@ -108,7 +108,7 @@ def _structure(target: Slot, source: Slot) -> Iterator[Remark]:
         if is_weight and bias is not None and is_plain(end.tensor) and len(bias) != len(end.tensor):
             yield Remark(
                 kind="bias",
-                message=f"{end.name} has {len(end.tensor)} rows and its bias {len(bias)} entries",
+                message=f"{end.name} has {len(end.tensor)} rows, but its bias has {len(bias)} entries",
                 help="resize_vocab resizes both",
                 breaks=True,
             )
@@ -118,9 +118,10 @@ def _against_the_flag(tie: Tie) -> Remark:
     """Remarks on ties that hold although the config denies them: a save by one and a load by the other lose an end."""
     return Remark(
         kind="flag",
-        message=f"{tie.target} is tied and the config says that it is not: transformers' save_pretrained drops it, and "
-        "a load draws it at random",
-        help="save_checkpoint writes what both say; tie_weights(model) or untie_weights(model) makes them agree",
+        message=f"{tie.target} is tied, but the config says that it is not: transformers' save_pretrained omits it, "
+        "and a load then initialises it at random",
+        help="save_checkpoint writes a config that agrees with the tensors; tie_weights(model) or untie_weights(model) "
+        "makes the model and its config agree",
         breaks=False,
     )
 
@@ -132,15 +133,15 @@ def _freezing(model: nn.Module, target: Slot, source: Slot) -> Iterator[Remark]:
             yield Remark(
                 kind="frozen",
                 message=f"freezing {target.name} freezes {source.name}: they are one parameter",
-                help="untie_weights(model) first, to freeze one end only",
+                help="to freeze one end only, call untie_weights(model) first",
                 breaks=False,
             )
     elif target.tensor.requires_grad != source.tensor.requires_grad:
         frozen = source if target.tensor.requires_grad else target
         yield Remark(
             kind="frozen",
-            message=f"only {frozen.name} is frozen; tied, both would be or neither",
-            help="set requires_grad alike before tying",
+            message=f"only {frozen.name} is frozen; once tied, both ends are frozen or neither is",
+            help="give both ends the same requires_grad before tying",
             breaks=False,
         )
 
@@ -171,22 +172,23 @@ def _in_optimizer(known: dict[str, Slot], target: Slot, source: Slot, listed: _L
         yield Remark(
             kind="stale",
             message=f"group {at} of the optimizer holds a {tuple(source.tensor.shape)} parameter that the model "
-            f"{'no longer has: its steps change nothing' if certain else 'does not have: another one may'}",
-            help="build the optimizer after tying and loading, or give it to tie_weights",
+            f"{'no longer has: its steps have no effect' if certain else 'does not have; another model may have it'}",
+            help="build the optimizer after tying and loading, or pass it to tie_weights",
             breaks=certain,
         )
     for key, end in ends.items():
         if key not in counts and end.tensor.requires_grad:
             yield Remark(
                 kind="missing",
-                message=f"the optimizer does not hold {end.name}: it will not train",
-                help="build the optimizer after tying and loading, or give it to tie_weights",
+                message=f"the optimizer does not hold {end.name}, so it does not train that parameter",
+                help="build the optimizer after tying and loading, or pass it to tie_weights",
                 breaks=True,
             )
         elif counts.get(key, 0) > 1:
             yield Remark(
                 kind="duplicate",
-                message=f"the optimizer holds {end.name} {counts[key]} times: each step is taken {counts[key]} times",
+                message=f"the optimizer holds {end.name} {counts[key]} times, so each step updates it {counts[key]} "
+                "times",
                 help="pass model.parameters(), which lists a shared parameter once",
                 breaks=True,
             )
@@ -212,8 +214,8 @@ def _weight_decay(known: dict[str, Slot], shared: Slot, optimizer: Optimizer) ->
     if embeddings != matrices:
         yield Remark(
             kind="weight_decay",
-            message=f"other embeddings decay by {embeddings} and other matrices by {matrices}; {shared.name}, which is "
-            f"both, decays by {own}",
-            help="decide for the shared matrix: it is one parameter, in one group",
+            message=f"weight decay is {embeddings} for the other embeddings and {matrices} for the other matrices; "
+            f"{shared.name}, which is both, has {own}",
+            help="choose one value for the shared matrix: one parameter is in one group",
             breaks=False,
         )

@@ -68,7 +68,7 @@ class TieReport:
         """The check of the tie with this target."""
         found = {check.tie.target: check for check in self.checks}
         if target not in found:
-            raise KeyError(f"{target}: no tie has this target; they are {', '.join(found) or 'none'}")
+            raise KeyError(f"{target}: no tie has this target; the targets are {', '.join(found) or 'none'}")
         return found[target]
 
     def raise_if_broken(self) -> None:
@@ -79,7 +79,7 @@ class TieReport:
         count = len(self.broken)
         raise TieError(
             f"{count} of {len(self.checks)} ties {'does' if count == 1 else 'do'} not hold: {seen}",
-            help="tie_weights(model, optimizer=...) makes them; untie_weights(model) gives them up",
+            help="tie_weights(model, optimizer=...) makes the ties; untie_weights(model) undoes them",
         )
 
     def __str__(self) -> str:

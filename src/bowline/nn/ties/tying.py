@@ -65,7 +65,7 @@ def tie_weights(
     wanted = declared_ties(model, flag=True) if ties is None else as_ties(ties)
     if not wanted:
         seen = f"{type(model).__name__} declares no ties" if ties is None else "no ties were given"
-        raise TieError(seen, help='name them: tie_weights(model, [("lm_head.weight", ...)])')
+        raise TieError(seen, help="name the ties: tie_weights(model, [(target, source)])")
     known = slots(model)
     grouped = knots_of(model, wanted, known)
     scale = _scale_to_come(model, grouped)
@@ -125,7 +125,7 @@ def _check_pair(tie: Tie, target: Slot, source: Slot) -> None:
             )
         if not isinstance(end.tensor, nn.Parameter):
             raise TieError(
-                f"{tie}: {end.name} is TorchScript's own, expected a torch.nn.Parameter",
+                f"{tie}: {end.name} is a TorchScript parameter, expected a torch.nn.Parameter",
                 help="tie the module before it is traced, scripted or saved",
             )
         if not is_plain(end.tensor):
@@ -149,11 +149,13 @@ def _check_pair(tie: Tie, target: Slot, source: Slot) -> None:
 def _way_out(what: str, a: torch.Tensor, b: torch.Tensor) -> str:
     if what == "shape":
         if a.ndim == 2 and tuple(a.shape) == tuple(b.shape)[::-1]:
-            return "one is the other's transpose, which one parameter cannot be: store the head as (vocabulary, width)"
-        return "resize_vocab makes both ends one size; or leave them untied"
+            return (
+                "one is the other's transpose, and one parameter cannot be both: store the head as (vocabulary, width)"
+            )
+        return "resize_vocab gives both ends one size; or leave them untied"
     if what == "dtype":
-        return "bring both to one dtype with .to(dtype) first"
-    return "load or move the end on meta first" if a.is_meta or b.is_meta else "bring both to one device first"
+        return "convert both ends to one dtype with .to(dtype) first"
+    return "load or move the end on meta first" if a.is_meta or b.is_meta else "move both ends to one device first"
 
 
 def _scale_to_come(model: nn.Module, grouped: list[Knot]) -> float:
@@ -192,17 +194,17 @@ def _winner(knot: Knot, on_conflict: Conflict, scale: float) -> nn.Parameter:
     if on_conflict == "raise":
         if scale != 1.0 and state_of(end.tensor, source) is not TieState.DIVERGED:
             raise TieError(
-                f"{tie}: tied, the model would multiply the head's input by {scale:.3g}, which it does not now",
-                help='on_conflict="source" ties and scales; untied, the model computes what it does',
+                f"{tie}: once tied, the model would multiply the head's input by {scale:.3g}, which it does not do now",
+                help='on_conflict="source" ties and scales; leave it untied to keep what the model computes',
             )
         raise TieError(
-            f"{tie}: the two ends hold different values ({difference(end.tensor, source)}); one would be lost",
-            help='on_conflict="source" keeps the embedding, "target" the head; untied, both stay',
+            f"{tie}: the two ends hold different values ({difference(end.tensor, source)}); one of them would be lost",
+            help='on_conflict="source" keeps the embedding, "target" the head; leave them untied to keep both',
         )
     expect_equal_targets(
         tie.source,
         [(one.target, target.tensor) for one, target in apart],
-        help='tie them one at a time, or keep on_conflict="source"',
+        help='tie them one at a time, or use on_conflict="source"',
     )
     assert isinstance(end.tensor, nn.Parameter)
     return end.tensor
@@ -214,7 +216,7 @@ def check_bias(end: Slot, winner: torch.Tensor) -> None:
     is_weight = isinstance(end.module, nn.Linear) and end.attribute == "weight"
     if is_weight and bias is not None and len(bias) != len(winner):
         raise TieError(
-            f"{end.name}: its bias has {len(bias)} entries and the shared matrix {len(winner)} rows",
+            f"{end.name}: its bias has {len(bias)} entries, but the shared matrix has {len(winner)} rows",
             help="resize_vocab resizes both; or give the head a bias of that length",
         )
 

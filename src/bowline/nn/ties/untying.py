@@ -61,7 +61,9 @@ def untie_weights(
         True
     """
     if head != "copy" and not callable(head):
-        raise UsageError(f"head={head!r}: expected 'copy' or a function that draws a tensor in place")
+        raise UsageError(
+            f"head={head!r}: expected 'copy' or a function that initialises a tensor in place", argument="head"
+        )
     refuse_wrapped(model)
     if optimizer is not None:
         optimizer_groups.expect(optimizer)
@@ -76,7 +78,8 @@ def untie_weights(
     if staying and scale != 1.0:
         if follows_flag(model) and set(undone) & set(declared):
             raise TieError(
-                f"{staying[0]}: would stay tied, and lose the scale {scale:.3g} that goes with the flag",
+                f"{staying[0]}: would stay tied but lose its scale of {scale:.3g}, because untying clears the flag "
+                "that turns it on",
                 help="untie the head as well",
             )
         scale = 1.0  # the model itself keeps scaling
@@ -156,7 +159,8 @@ def _checked(model: nn.Module, ties: tuple[Tie, ...]) -> tuple[Tie, ...]:
 def _fresh(target: Slot, source: Slot, head: Head, scale: float) -> nn.Parameter:
     if not is_plain(source.tensor):
         raise TieError(
-            f"{target.name} <- {source.name}: is {kind_of(source.tensor)}, expected a plain dense parameter",
+            f"{target.name} <- {source.name}: {source.name} is {kind_of(source.tensor)}, expected a plain dense "
+            "parameter",
             help="untie before quantising or sharding",
         )
     is_head = makes_logits(target, source)
@@ -166,7 +170,9 @@ def _fresh(target: Slot, source: Slot, head: Head, scale: float) -> nn.Parameter
             drawn = head(own)
             if isinstance(drawn, torch.Tensor) and drawn is not own:
                 raise UsageError(
-                    "head: returned a new tensor, expected it to draw in place", help="torch.nn.init's functions do"
+                    "head: the function returned a new tensor, expected it to initialise the given one in place",
+                    help="give a function of torch.nn.init, such as torch.nn.init.xavier_uniform_",
+                    argument="head",
                 )
         elif is_head and scale != 1.0:
             own.mul_(scale)

@@ -34,7 +34,10 @@ class Slot:
             home = self.module._buffers  # type: ignore[assignment]
         tensor = home[attribute] if attribute in home else None  # noqa: SIM401 - TorchScript's has no `get`
         if tensor is None:
-            raise TieError(f"{self.name}: is empty now, expected a tensor", help="the module was changed: look it up")
+            raise TieError(
+                f"{self.name}: holds no tensor now, expected one",
+                help="the module was changed: look the tensor up again",
+            )
         return tensor
 
     @property
@@ -59,7 +62,11 @@ class Slot:
 def expect_module(model: object) -> None:
     """Raise a `UsageError` if this is not a model but a path, `None` or a state dict."""
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{type(model).__name__}: expected a torch.nn.Module", help="build or load the model first")
+        raise UsageError(
+            f"model is a {type(model).__name__}, expected a torch.nn.Module",
+            help="build or load the model first",
+            argument="model",
+        )
 
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -119,12 +126,12 @@ def _nothing_there(model: nn.Module, name: str, known: dict[str, Slot]) -> TieEr
             kinds = ", ".join(type(part).__name__ for part in module.parametrizations[attribute])  # type: ignore[index]
             return TieError(
                 f"{name}: is computed by a parametrization ({kinds}), expected a parameter of its own",
-                help="torch.nn.utils.parametrize.remove_parametrizations first, then tie",
+                help="call torch.nn.utils.parametrize.remove_parametrizations first, then tie",
             )
         if f"{attribute}_g" in module._parameters and f"{attribute}_v" in module._parameters:
             return TieError(
                 f"{name}: is computed by weight_norm from {attribute}_g and {attribute}_v, expected a parameter",
-                help="torch.nn.utils.remove_weight_norm first, then tie",
+                help="call torch.nn.utils.remove_weight_norm first, then tie",
             )
         if attribute in module._parameters and module._parameters[attribute] is None:
             return TieError(
@@ -140,5 +147,5 @@ def _nothing_there(model: nn.Module, name: str, known: dict[str, Slot]) -> TieEr
     close = get_close_matches(name, known, n=3, cutoff=0.5)
     near = f"; the nearest are {', '.join(close)}" if close else ""
     return TieError(
-        f"{name}: {type(model).__name__} has no such tensor{near}", help="names are those of model.named_parameters()"
+        f"{name}: {type(model).__name__} has no such tensor{near}", help="use the names of model.named_parameters()"
     )

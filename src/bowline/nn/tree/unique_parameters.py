@@ -30,8 +30,9 @@ def unique_parameters(parameters: Iterable[torch.Tensor] | torch.Tensor | nn.Mod
     for parameter in given:
         if not isinstance(parameter, torch.Tensor):
             raise UsageError(
-                f"{type(parameter).__name__}: expected parameters",
-                help="model.parameters(), or the 'params' of each group",
+                f"parameters contains a {type(parameter).__name__}, expected parameters",
+                help="pass model.parameters(), or the 'params' of each group",
+                argument="parameters",
             )
     distinct = list({id(parameter): parameter for parameter in given}.values())
     again: set[int] = set()

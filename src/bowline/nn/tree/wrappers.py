@@ -18,6 +18,6 @@ def refuse_wrapped(model: nn.Module) -> None:
         kind = type(module).__name__
         if isinstance(module, DistributedDataParallel) or kind in ("FullyShardedDataParallel", "FlatParamHandle"):
             raise TieError(
-                f"{name or type(model).__name__}: is wrapped in {kind}, which has listed its parameters already",
+                f"{name or type(model).__name__}: is wrapped in {kind}, which already has a list of its parameters",
                 help="tie or untie the model first, then wrap it and build the optimizer",
             )

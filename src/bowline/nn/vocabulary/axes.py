@@ -99,8 +99,8 @@ def axes_of(
         first, axis_before = chosen.setdefault(id(known[name].tensor), (name, axis))
         if axis_before != axis:
             raise TieError(
-                f"{first} and {name} are one tensor, and are given the axes {axis_before} and {axis}",
-                help="a tensor has one vocabulary axis",
+                f"{first} and {name} are one tensor, but are given two axes, {axis_before} and {axis}",
+                help="give each tensor one vocabulary axis",
             )
     made = []
     for key, (name, axis) in chosen.items():
@@ -146,6 +146,6 @@ def check_tensors(known: Mapping[str, Slot], axes: Iterable[Axis]) -> None:
     for one, other in overlapping([(key, tensor) for key, (_, tensor) in tensors.items()]):
         if one in mine or other in mine:
             raise TieError(
-                f"{tensors[other][0]} and {tensors[one][0]}: two tensors on one memory, which resizing would part",
+                f"{tensors[other][0]} and {tensors[one][0]} share memory, and resizing would separate them",
                 help="tie_weights makes them one Parameter",
             )

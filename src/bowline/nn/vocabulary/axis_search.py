@@ -36,7 +36,11 @@ def find_vocabulary(model: nn.Module, axes: Mapping[str, int] | None = None) -> 
 
 def _given(model: nn.Module, known: dict[str, Slot], axes: Mapping[str, int]) -> Vocabulary:
     if not isinstance(axes, Mapping) or not axes:
-        raise UsageError(f"axes={axes!r}: expected {{tensor name: axis}}", help='axes={"lm_head.weight": 0, ...}')
+        raise UsageError(
+            f"axes={axes!r}: expected {{tensor name: axis}}",
+            help='for instance axes={"lm_head.weight": 0, ...}',
+            argument="axes",
+        )
     wanted: dict[str, int] = {}
     for name, axis in axes.items():
         shape = slot(model, name, known).tensor.shape
@@ -44,6 +48,7 @@ def _given(model: nn.Module, known: dict[str, Slot], axes: Mapping[str, int]) ->
             raise UsageError(
                 f"axes[{name!r}]={axis!r}: {name} has shape {tuple(shape)}, expected one of its axes",
                 help="axes count from 0, or from -1 at the end",
+                argument="axes",
             )
         wanted[name] = axis % len(shape)
     lengths = {name: int(known[name].tensor.shape[axis]) for name, axis in wanted.items()}
@@ -53,7 +58,7 @@ def _given(model: nn.Module, known: dict[str, Slot], axes: Mapping[str, int]) ->
             raise TieError(
                 f"{first} has {size} entries along axis {wanted[first]}, {name} has {length} along axis "
                 f"{wanted[name]}; a vocabulary has one size",
-                help="resize the two one after the other",
+                help="resize them in two calls",
             )
     parts = known_parts(model, known, strict=False)
     stated = [

@@ -52,7 +52,7 @@ class KnownPart:
         unknown = [name for name in self.axes if self.longer.get(name, 0) is None]
         if unknown:
             raise TieError(
-                f"{', '.join(unknown)}: {type(self.module).__name__} does not give it one row for each token",
+                f"{type(self.module).__name__} does not have one row for each token in {', '.join(unknown)}",
                 help="name the tensors and axes to resize: axes={name: axis}",
             )
         lengths = {name: int(known[name].tensor.shape[axis]) for name, axis in self.axes.items()}
@@ -66,7 +66,7 @@ class KnownPart:
                 return next(iter(sizes.values()))
         short, long = (chosen(bare, key=lambda name: bare[name]) for chosen in (min, max))
         raise TieError(
-            f"{short} has {lengths[short]} rows and {long} has {lengths[long]}, expected one vocabulary",
+            f"{short} has {lengths[short]} rows and {long} has {lengths[long]}, expected one vocabulary size",
             help="name the tensors and axes to resize: axes={name: axis}",
         )
 
@@ -147,7 +147,7 @@ def _part(
     if strict and declared.embedding is None and "text_config" not in path and any(others.values()):
         candidates = "; ".join(f"{key}: {', '.join(names)}" for key, names in others.items() if names)
         raise TieError(
-            f"{type(module).__name__} has several vocabularies, and none is its input's: {path}: "
+            f"{type(module).__name__} has several vocabularies, and none belongs to its input embedding: {path}: "
             f"{', '.join(declared.vocabulary) or 'no tensor'}; {candidates}",
             help="resize one of its parts, or name the tensors and axes: axes={name: axis}",
         )
@@ -212,7 +212,7 @@ def _refuse_if_replaced(model: nn.Module, name: str, known: Mapping[str, Slot]) 
             slot(model, name, dict(known))
         except TieError as error:
             raise TieError(
-                f"{error.message}; the vocabulary hangs there",
+                f"{error.message}; resize_vocab has to resize it",
                 help=error.help or "merge adapters, dequantise and remove parametrizations before resizing",
             ) from None
 

@@ -34,10 +34,11 @@ def check_rule(rule: NewRows, old_size: int) -> None:
     copied = COPY.fullmatch(rule) if isinstance(rule, str) else None
     if copied is None:
         raise UsageError(
-            f"new_rows={rule!r}: expected 'mean', 'gaussian', 'zeros', 'copy:<id>' or a function (old, count) -> rows"
+            f"new_rows={rule!r}: expected 'mean', 'gaussian', 'zeros', 'copy:<id>' or a function (old, count) -> rows",
+            argument="new_rows",
         )
     if int(copied[1]) >= old_size:
-        raise UsageError(f"new_rows={rule!r}: the vocabulary has ids 0 to {old_size - 1}")
+        raise UsageError(f"new_rows={rule!r}: the vocabulary has only the ids 0 to {old_size - 1}", argument="new_rows")
 
 
 def make_rows(
@@ -66,8 +67,9 @@ def make_rows(
     mean, used = _mean(rows, padding)
     if not used:
         raise UsageError(
-            f"new_rows={rule!r}: {name} has no finite row beside the padding row to take the mean of",
-            help='new_rows="zeros" or "copy:<id>"',
+            f"new_rows={rule!r}: {name} has no finite row except the padding row, so there is no mean",
+            help='use new_rows="zeros" or "copy:<id>"',
+            argument="new_rows",
         )
     made = mean.expand(count, *mean.shape)
     if rule == "gaussian":
@@ -80,13 +82,17 @@ def _from_function(rule: Callable[..., Any], rows: torch.Tensor, shape: tuple[in
         made = rule(rows, shape[0])
     if not isinstance(made, torch.Tensor) or tuple(made.shape) != shape:
         seen = f"shape {tuple(made.shape)}" if isinstance(made, torch.Tensor) else type(made).__name__
-        raise UsageError(f"new_rows gave {seen} for {name}, expected a tensor of shape {shape}")
+        raise UsageError(
+            f"new_rows returned {seen} for {name}, expected a tensor of shape {shape}", argument="new_rows"
+        )
     return made.detach().to(device=rows.device, dtype=rows.dtype)
 
 
 def _copied(rows: torch.Tensor, at: int, count: int, name: str) -> torch.Tensor:
     if at >= len(rows):
-        raise UsageError(f"new_rows='copy:{at}': {name} has no row for that token, only {len(rows)} rows")
+        raise UsageError(
+            f"new_rows='copy:{at}': {name} has no row for that token, only {len(rows)} rows", argument="new_rows"
+        )
     return rows[at].clone().expand(count, *rows.shape[1:])
 
 

@@ -85,11 +85,12 @@ def resize_vocab(
         (True, 3)
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
+        raise UsageError(f"model is a {type(model).__name__}, expected a torch.nn.Module", argument="model")
     if isinstance(model, DistributedDataParallel):
         raise UsageError(
-            "model is wrapped in DistributedDataParallel, whose buckets have the old sizes",
+            "model is wrapped in DistributedDataParallel, whose gradient buckets have the old sizes",
             help="resize model.module, then wrap it again",
+            argument="model",
         )
     with torch.inference_mode(False), torch.no_grad():
         vocabulary = find_vocabulary(model, axes)
@@ -97,8 +98,8 @@ def resize_vocab(
         selection = select(n, vocabulary.size, vocabulary.tail, pad_to_multiple_of)
         if vocabulary.fixed_ids and not selection.in_place:
             raise UsageError(
-                f"{type(model).__name__} hashes token ids, so a token cannot get another one",
-                help="give the first ids in their order, or a number of tokens",
+                f"{type(model).__name__} hashes token ids, so no token can get another id",
+                help="keep the first ids in their order, or give a number of tokens",
             )
         edits = edits_of(model, vocabulary, selection)
         padding = padding_of(vocabulary)

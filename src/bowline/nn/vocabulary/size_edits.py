@@ -214,7 +214,7 @@ class _Moves:
         if new < 0:
             raise UsageError(
                 f"{where} is token {token}, which would be dropped",
-                help=f"keep token {token}, by a list of ids such as [*range(n), {token}]; or change {where} first",
+                help=f"keep token {token} by a list of ids such as [*range(n), {token}], or change {where} first",
             )
         return new
 
@@ -228,8 +228,8 @@ def _module_ids(model: nn.Module, vocabulary: Vocabulary, moves: _Moves) -> Iter
         counts_from_it = re.search(r"pos(ition|$|_)", f"{name} {type(module).__name__}".lower()) is not None
         if id(module) not in mine and padding in moves.changed and counts_from_it:
             raise UsageError(
-                f"{name} counts positions from the padding token, {padding}, which would not stay where it is",
-                help=f"keep token {padding} as the new token {padding}: it has to stand there in the list",
+                f"{name} counts positions from the padding token, {padding}, which would be moved or dropped",
+                help=f"keep the padding token at id {padding}: list it at that place",
             )
         if id(module) not in mine:
             continue

@@ -17,7 +17,7 @@ from bowline.nn.tree.slots import Slot
 
 __all__ = ["infer_axes", "input_embedding"]
 
-WAY_OUT = "name the vocabulary's tensors, all of them, and their axes: axes={name: axis}"
+WAY_OUT = "name every tensor of the vocabulary with its axis: axes={name: axis}"
 
 
 def infer_axes(
@@ -41,7 +41,10 @@ def infer_axes(
         table, axes[embedding.name] = embedding.tensor, 0
     size = int(table.shape[0])
     if table.ndim != 2 or table.shape[1] == size:
-        raise TieError(f"{next(iter(axes))}: has shape {tuple(table.shape)}: which axis is which?", help=WAY_OUT)
+        raise TieError(
+            f"{next(iter(axes))} has shape {tuple(table.shape)}, so it is unclear which axis is the vocabulary's",
+            help=WAY_OUT,
+        )
     mine = {id(known[name].tensor) for name in axes}
     _follow_declarations(model, known, size, mine)
     inside = [slot for slot in known.values() if slot.name not in settled]
@@ -56,15 +59,15 @@ def infer_axes(
     for name, module in model.named_modules():
         if module.__dict__.get("out_features") == size and "weight" not in module._parameters:
             raise TieError(
-                f"{name}: is a {type(module).__name__} of {size} outputs without a weight of its own, expected a plain "
+                f"{name}: is a {type(module).__name__} with {size} outputs but no weight of its own, expected a plain "
                 "parameter",
                 help="resize before quantising, and remove parametrizations first",
             )
     if rest:
         names = ", ".join(f"{slot.name} {tuple(slot.tensor.shape)}" for slot in rest[:4])
         raise TieError(
-            f"{next(iter(axes))} has {size} rows, and so long is an axis of {names}"
-            f"{' and others' if len(rest) > 4 else ''}: the vocabulary, or another size by chance?",
+            f"{next(iter(axes))} has {size} rows; other tensors have an axis of that length, which may or may not be "
+            f"the vocabulary's: {names}{' and others' if len(rest) > 4 else ''}",
             help=WAY_OUT,
         )
     for slot in known.values():
@@ -86,7 +89,7 @@ def input_embedding(model: nn.Module, known: Mapping[str, Slot]) -> Slot:
     tables = [slot for slot in known.values() if isinstance(slot.module, (nn.Embedding, nn.EmbeddingBag))]
     tables = [slot for slot in tables if slot.is_parameter and slot.attribute == "weight"]
     if not tables:
-        raise TieError(f"{type(model).__name__} has no nn.Embedding to start from", help=WAY_OUT)
+        raise TieError(f"{type(model).__name__} has no nn.Embedding, so its vocabulary is unknown", help=WAY_OUT)
     sources = {tie.source for tie in find_ties(model)}
     return max(tables, key=lambda slot: (slot.name in sources, len(slot.tensor)))
 

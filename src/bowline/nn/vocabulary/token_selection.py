@@ -61,12 +61,14 @@ def select(n: int | Sequence[int] | torch.Tensor, old_size: int, tail: int, mult
         UsageError: `n` or `multiple` is not a size, or a list has an id twice or one outside the vocabulary.
     """
     if multiple is not None and (isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1):
-        raise UsageError(f"pad_to_multiple_of={multiple!r}: expected a whole number from 1 on")
+        raise UsageError(
+            f"pad_to_multiple_of={multiple!r}: expected a whole number from 1", argument="pad_to_multiple_of"
+        )
     _check_kind(n)
     whole = _whole(n)
     if whole is not None:
         if whole < 1:
-            raise UsageError(f"n={whole}: expected at least one token")
+            raise UsageError(f"n={whole}: expected at least one token", argument="n")
         kept, tokens = torch.arange(min(whole, old_size)), whole
     else:
         kept = _ids(n, old_size)
@@ -77,16 +79,20 @@ def select(n: int | Sequence[int] | torch.Tensor, old_size: int, tail: int, mult
 def _check_kind(n: Any) -> None:
     """Raise for values that look like ids but are not, and for collections without an order."""
     if isinstance(n, torch.Tensor) and n.dtype is torch.bool:
-        raise UsageError(f"n is a mask of truth values: expected {EXPECTED}", help="mask.nonzero().flatten() is one")
+        raise UsageError(
+            f"n is a boolean mask, expected {EXPECTED}",
+            help="pass the ids: mask.nonzero().flatten()",
+            argument="n",
+        )
     if isinstance(n, (Mapping, set, frozenset)):
-        raise UsageError(f"n is a {type(n).__name__}: expected {EXPECTED}")
+        raise UsageError(f"n is a {type(n).__name__}, expected {EXPECTED}", argument="n")
 
 
 def _whole(n: Any) -> int | None:
     if isinstance(n, torch.Tensor) and n.ndim:
         return None
     if isinstance(n, bool):
-        raise UsageError(f"n={n!r}: expected {EXPECTED}")
+        raise UsageError(f"n={n!r}: expected {EXPECTED}", argument="n")
     try:
         return operator.index(n)
     except TypeError:
@@ -98,15 +104,17 @@ def _ids(n: Any, old_size: int) -> torch.Tensor:
         listed = n.tolist() if isinstance(n, torch.Tensor) else list(n)
         ids = [operator.index(one) for one in listed]
     except TypeError:
-        raise UsageError(f"n={n!r}: expected {EXPECTED}") from None
+        raise UsageError(f"n={n!r}: expected {EXPECTED}", argument="n") from None
     if any(isinstance(one, bool) for one in listed):
-        raise UsageError(f"n={n!r:.60}: expected {EXPECTED}")
+        raise UsageError(f"n={n!r:.60}: expected {EXPECTED}", argument="n")
     if not ids:
-        raise UsageError("n is an empty list: expected at least one token id to keep")
+        raise UsageError("n is an empty list, expected at least one token id to keep", argument="n")
     outside = next((one for one in ids if not 0 <= one < old_size), None)
     if outside is not None:
-        raise UsageError(f"token {outside} is to be kept, and the vocabulary has ids 0 to {old_size - 1}")
+        raise UsageError(
+            f"n lists token {outside}, but the vocabulary has only the ids 0 to {old_size - 1}", argument="n"
+        )
     if len(set(ids)) < len(ids):
         twice = next(one for at, one in enumerate(ids) if one in ids[:at])
-        raise UsageError(f"token {twice} is listed twice among those to be kept", help="list each id once")
+        raise UsageError(f"n lists token {twice} twice", help="list each id once", argument="n")
     return torch.tensor(ids)

@@ -51,6 +51,6 @@ def chosen(names: Iterable[str]) -> list[Question]:
     if unknown:
         raise UsageError(
             f"{unknown[0]!r:.60}: no such question, expected one of {', '.join(QUESTIONS)}",
-            help="without a name, all of them are answered",
+            help="leave out the names to answer all questions",
         )
     return [question for name, question in QUESTIONS.items() if not wanted or name in wanted]

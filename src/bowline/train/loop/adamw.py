@@ -98,8 +98,9 @@ def _embedding(model: nn.Module) -> nn.Parameter:
     weight = getattr(found, "weight", None)
     if not isinstance(weight, nn.Parameter):
         raise UsageError(
-            f"embedding_rate: {type(model).__name__} does not say which its embedding is",
-            help="leave it at 1, or give the model get_input_embeddings()",
+            f"embedding_rate: {type(model).__name__} has no get_input_embeddings() that returns its embedding",
+            help="embedding_rate=1, or add that method to the model",
+            argument="embedding_rate",
         )
     return weight
 

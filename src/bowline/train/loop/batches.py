@@ -37,8 +37,8 @@ def loss_of(output: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         of = f"a loss of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else "no loss"
         raise UsageError(
-            f"the model returned a {type(output).__name__} with {of}, expected one number to train on",
-            help="a batch needs `labels`, and the model a loss that it computes from them",
+            f"the model returned a {type(output).__name__} with {of}, expected a loss of one number",
+            help="put `labels` into each batch, and let the model compute its loss from them",
         )
     return loss.reshape(())
 

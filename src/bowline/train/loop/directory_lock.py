@@ -35,7 +35,8 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(
-                f"{directory}: another process is training there", help="wait for it, or give another directory"
+                f"{directory}: another process is training in this directory",
+                help="wait until it ends, or give another directory",
             ) from error
         except OSError:
             pass

@@ -79,15 +79,19 @@ def diverged(
     size = getattr(getattr(model, "config", None), "vocab_size", None)
     uniform = math.log(size) if isinstance(size, int) and size > 1 else math.inf
     if before is None:
-        cause = "at the first step that is weights or labels that are no numbers, or a recipe that explodes"
-        way_out = "bowline.measure_loss(model) says what the weights give before any training"
-    elif before[0] > 2 * uniform:
-        where = "under its tie" if tie_state(model) == "tied" else "at its head"
         cause = (
-            f"the first loss was {before[0]:.4g}, {before[0] / uniform:.0f} times ln V: a recipe that explodes {where}"
+            "the usual cause at the first step is NaN or infinity in the weights or labels, or a recipe that makes the "
+            "logits too large"
         )
-        way_out = "draw the model by another recipe (bowline init-loss compares them), or a lower learning rate"
+        way_out = "bowline.measure_loss(model) computes the loss before any training"
+    elif before[0] > 2 * uniform:
+        head = "tied head" if tie_state(model) == "tied" else "head"
+        cause = (
+            f"the first loss was {before[0]:.4g}, {before[0] / uniform:.0f} times ln V: the recipe makes the logits of "
+            f"the {head} too large"
+        )
+        way_out = "initialise the model by another recipe (bowline init-loss compares them), or lower the learning rate"
     else:
-        cause = f"before, the loss was {before[1]:.4g} and the gradient's norm {before[2]:.3g}: steps that are too long"
-        way_out = "a lower learning rate, a longer warm-up, or a smaller clip"
+        cause = f"before, the loss was {before[1]:.4g} and the gradient's norm {before[2]:.3g}: the steps are too large"
+        way_out = "use a lower learning rate, a longer warm-up, or a smaller clip"
     return TrainingError(f"step {step}: the {what} is {value}; {cause}; {kept}", help=way_out)

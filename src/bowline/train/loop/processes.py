@@ -45,9 +45,10 @@ class Processes:
         """
         if accumulation % self.count:
             raise UsageError(
-                f"accumulation={accumulation} on {self.count} processes: expected a multiple of {self.count}, as it is "
-                "the number of batches of one step, all processes together",
+                f"accumulation={accumulation} on {self.count} processes: expected a multiple of {self.count}, "
+                "because it counts the batches of one step on all processes together",
                 help=f"accumulation={self.count * max(1, accumulation // self.count)}",
+                argument="accumulation",
             )
         return range(self.rank, accumulation, self.count)
 

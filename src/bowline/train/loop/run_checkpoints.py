@@ -71,8 +71,8 @@ class Saved:
         if odd:
             seen = "; ".join(f"{name} was {before.get(name)!r} and is {settings[name]!r}" for name in odd)
             raise UsageError(
-                f"{self.directory}: is of another configuration: {seen}",
-                help="resume with the settings that it began with, or begin in another directory",
+                f"{self.directory}: was saved with other settings: {seen}",
+                help="resume with the settings of its run, or start a new run in another directory",
             )
 
     @torch.no_grad()
@@ -91,9 +91,9 @@ class Saved:
                 if name not in stored or name not in held or stored[name].shape != held[name].shape
             )
             raise CheckpointError(
-                f"{self.directory}: is of another model: {listed(odd, 3)} "
+                f"{self.directory}: was saved from another model: {listed(odd, 3)} "
                 f"{'differ' if len(odd) > 1 else 'differs'} in name or shape",
-                help="resume with the model that was trained, or begin in another directory",
+                help="resume with the model that was trained, or start a new run in another directory",
             )
         for name, tensor in held.items():
             tensor.copy_(stored[name])
@@ -116,7 +116,8 @@ class Saved:
 
     def _damaged(self, why: str) -> CheckpointError:
         return CheckpointError(
-            f"{self.directory}: is damaged: {why}", help="remove it to go on from the one before, if there is one"
+            f"{self.directory}: is damaged: {why}",
+            help="remove it to resume from the checkpoint before it, if there is one",
         )
 
 

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The last step, its losses, and every record of the log; `held_out_loss` is None where nothing was held out."""
+    """The last step, its losses, and every record of the log; `held_out_loss` is None if nothing was held out."""
 
     step: int
     loss: float
@@ -55,54 +55,54 @@ class Result:
 
 @dataclass(kw_only=True)
 class RunState:
-    """What one run has and changes, from its first step, or the one that it goes on from, to its last."""
+    """The state of one run, from its first step, or the step from which it resumes, to its last."""
 
     processes: Processes
     share: range
     """The numbers of this process's batches in a step."""
     optimizer: AdamW
     checkpoints: Checkpoints | None
-    """`None` where nothing is written: without `out`, and on every process but the first. So is `log`."""
+    """`None` if nothing is written: without `out`, and on every process except the first. The same holds for `log`."""
     log: Log | None = None
     step: int
-    """The steps that are done."""
+    """The number of finished steps."""
     saved_at: int | None = None
     """The step of the last checkpoint."""
     history: list[Record] = field(default_factory=list)
     pending: list[float] = field(default_factory=list)
     """Losses since the last record."""
     before: tuple[float, float, float] | None = None
-    """The first loss of all, the last one, and the last gradient's norm."""
+    """The run's first loss, its last loss, and the last gradient's norm."""
     unread: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """Losses and norms of steps that an accelerator has not been waited for."""
+    """Losses and norms of steps, still on the accelerator, that have not been read."""
     split: GradientSplit | None = None
-    """The split of the last step's gradient, where it was measured and not yet recorded."""
+    """The split of the last step's gradient, if it was measured and not yet recorded."""
     tokens: int = 0
     """Tokens since the last record, on all processes."""
     since: float = 0.0
     """When the last record was written, by `time.perf_counter`; time spent on checkpoints is added."""
     parameters: list[nn.Parameter] = field(default_factory=list)
-    """Those that are trained, in the model's order."""
+    """The trained parameters, in the model's order."""
     compiled: Any = None
-    """What evaluates: the model, or what `torch.compile` made of it."""
+    """The module for evaluations: the model, or the result of `torch.compile`."""
     running: Any = None
-    """What runs a step: `compiled`, or its wrapper for several processes."""
+    """The module for steps: `compiled`, or its wrapper for several processes."""
 
 
 class Trainer:
-    """Trains `model`, which stays what it is: no wrapper is left around it.
+    """Trains `model` in place; no wrapper is left around it.
 
     Args:
-        model: `model(**batch)` gives something with `loss`, a dict with "loss", or a tuple that begins with it.
+        model: `model(**batch)` returns an object with `loss`, a dict with "loss", or a tuple that begins with the loss.
         batches: see `Batches`.
         settings: see `TrainerSettings`.
-        out: where `log.jsonl` and `checkpoints/` go; None for nowhere.
-        resume: go on from the last checkpoint in `out`, if there is one. The model has to be built as it was.
-        log: is given each record, on the first process.
-        on_step: is given the number of each step that is done, on the first process.
+        out: the directory of `log.jsonl` and `checkpoints/`; None to write nothing.
+        resume: continue from the last checkpoint in `out`, if there is one. The model must be built as before.
+        log: called with each record, on the first process.
+        on_step: called with the number of each finished step, on the first process.
 
     Raises:
-        UsageError: arguments that mean nothing.
+        UsageError: invalid arguments.
 
     Example:
         >>> class Noise:
@@ -131,9 +131,11 @@ class Trainer:
     ) -> None:
         expect_module(model)
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise UsageError(f"{type(model).__name__}: has no parameter that could be trained")
+            raise UsageError(
+                f"{type(model).__name__}: has no parameter with requires_grad=True, so nothing can be trained"
+            )
         if resume and out is None:
-            raise UsageError("resume=True without out: expected the directory of the run that goes on")
+            raise UsageError("resume=True without out: expected the directory of the run to resume")
         self.model, self.batches, self.settings = model, batches, settings
         self.out, self.resume = out, resume
         self.log, self.on_step = log, on_step
@@ -154,7 +156,7 @@ class Trainer:
     @property
     def _run(self) -> RunState:
         if self._state is None:
-            raise UsageError("the trainer has not begun", help="call train() first")
+            raise UsageError("the trainer has not started", help="call train() first")
         return self._state
 
     # --- the loop -----------------------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ class Trainer:
             return self._result()
 
     def _one_step(self, mine: list[tuple[int, Batch]], labelled: float) -> None:
-        """The gradients of this process's batches, averaged over all processes and cut to length; the optimizer."""
+        """Compute this process's gradients, average them over all processes, clip them, and step the optimizer."""
         run = self._run
         settings = self.settings
         for group in run.optimizer.param_groups:
@@ -218,7 +220,7 @@ class Trainer:
         run.tokens += run.processes.count * sum(count_tokens(batch) for _, batch in mine)
 
     def _after_step(self) -> None:
-        """Records, evaluations and checkpoints, where they are due."""
+        """Write records and checkpoints and evaluate, at the steps where each is due."""
         run = self._run
         settings, step = self.settings, run.step
         last = step == settings.steps
@@ -240,7 +242,7 @@ class Trainer:
     # --- before the first step ----------------------------------------------------------------------------------------
 
     def _begin(self, stack: ExitStack) -> RunState:
-        """Everything that a step needs; from the last checkpoint, where there is one and it is wanted."""
+        """Make everything that a step needs, from the last checkpoint if there is one and `resume` is set."""
         settings = self.settings
         processes = stack.enter_context(joined(self.device))
         share = processes.share(settings.accumulation)
@@ -285,8 +287,8 @@ class Trainer:
             return None
         if not self.resume:
             raise UsageError(
-                f"{directory}: holds a run of {saved.step} step{'s' * (saved.step != 1)}",
-                help="resume it, or give another directory",
+                f"{directory}: already holds a run of {saved.step} step{'s' * (saved.step != 1)}",
+                help="set resume=True to continue it, or give another directory",
             )
         saved.expect(self.settings.to_dict(), MAY_DIFFER)
         return saved
@@ -297,6 +299,7 @@ class Trainer:
             raise UsageError(
                 f"activation_checkpointing=True: {type(self.model).__name__} has no gradient_checkpointing_enable()",
                 help="wrap its blocks in torch.utils.checkpoint yourself",
+                argument="activation_checkpointing",
             )
         enable()
         disable = getattr(self.model, "gradient_checkpointing_disable", None)
@@ -304,7 +307,7 @@ class Trainer:
             stack.callback(disable)
 
     def _wrap(self) -> None:
-        """What runs a step and what evaluates, made of the model as it is now; and its parameters, in its own order."""
+        """Make the modules for steps and evaluations from the present model, and list its parameters in its order."""
         run = self._run
         run.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         run.compiled = torch.compile(self.model) if self.settings.compile else self.model
@@ -323,7 +326,7 @@ class Trainer:
     # --- within a step ------------------------------------------------------------------------------------------------
 
     def _agree(self, interrupt: Interrupt, mine: list[tuple[int, Batch]]) -> tuple[bool, float]:
-        """Whether any process is to stop, and the labels of the whole step (0 where its batches need no weights)."""
+        """Whether any process must stop, and the number of labels in the whole step (0 if batches need no weights)."""
         run = self._run
         several = self.settings.accumulation > 1
         labelled = sum(count_labels(batch) for _, batch in mine) if several else 0
@@ -408,7 +411,7 @@ class Trainer:
 
     @torch.no_grad()
     def _evaluate(self) -> float | None:
-        """The mean loss of a held-out label, each process reading its share; None where nothing is held out."""
+        """The mean loss over held-out labels, each process reading its share; None if nothing is held out."""
         run = self._run
         self.model.eval()
         total: float = 0
@@ -425,7 +428,7 @@ class Trainer:
         return total / count if count else None
 
     def _save(self) -> None:
-        """A checkpoint, if it is wanted and not there already."""
+        """Write a checkpoint if checkpoints are wanted and this step has none yet."""
         run = self._run
         if run.checkpoints is None or run.log is None or run.saved_at == run.step:
             return
@@ -445,7 +448,7 @@ class Trainer:
 
     @contextmanager
     def _saying_what_is_left(self) -> Iterator[None]:
-        """A full disk ends the run with the step, and what there is to go on from."""
+        """Add the step and the last complete checkpoint to an error such as that of a full disk."""
         run = self._run
         try:
             yield
@@ -454,14 +457,14 @@ class Trainer:
 
     def _kept(self) -> str:
         steps = [] if self.out is None else steps_in(self.out / "checkpoints")
-        return f"the checkpoint of step {steps[-1]} is whole" if steps else "there is no checkpoint"
+        return f"the checkpoint of step {steps[-1]} is complete" if steps else "there is no checkpoint"
 
     def _stop(self, by: str) -> NoReturn:
         run = self._run
         self._read()
         self._save()
         run.processes.total([0.0])  # nobody leaves before it is written: torchrun ends the others then
-        there = f"{self._kept()}, and a resumed run goes on from it" if self.out is not None else "nothing is saved"
+        there = f"{self._kept()}, and a resumed run continues from it" if self.out is not None else "nothing is saved"
         raise KeyboardInterrupt(f"ended by {by} after step {run.step}: {there}")
 
     def _result(self) -> Result:

@@ -1,4 +1,4 @@
-"""What the loop alone needs to be told."""
+"""The settings of the training loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bowline.errors import UsageError
 __all__ = ["MAY_DIFFER", "TrainerSettings"]
 
 MAY_DIFFER = frozenset({"log_every", "save_every", "keep"})
-"""What a resumed run may have otherwise: these change what is written, and no weight."""
+"""Settings that a resumed run may change: they affect what is written, but not the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,27 +22,28 @@ class TrainerSettings:
 
     Args:
         steps: optimizer steps.
-        learning_rate: the highest, after warm-up.
-        min_learning_rate: the share of it that is left at the last step; cosine between.
-        warmup_steps: of a linear rise; None for a tenth of the steps, at most 100.
-        embedding_rate: what the embedding's rate is multiplied by (see `bowline.train.loop.adamw`); not its decay.
-        weight_decay: of matrices, embeddings among them (see `bowline.train.loop.adamw`).
-        betas: AdamW's.
-        eps: AdamW's.
-        clip: the norm to which a longer gradient is cut; 0 for none.
-        accumulation: batches of one step, all processes together: a run is the same on one process and on two.
-        bf16: autocast to bfloat16; the weights stay as they are.
-        activation_checkpointing: keep each block's input alone, and compute the rest again.
-        compile: `torch.compile` the model.
-        untie_at_step: after so many steps the head gets a matrix of its own, a copy (`bowline.nn.untie_weights`).
-        seed: of dropout. The model and the batches have their own.
+        learning_rate: the highest learning rate, after the warm-up.
+        min_learning_rate: the share of it that remains at the last step, after a cosine decay.
+        warmup_steps: steps of a linear rise; None for a tenth of the steps, at most 100.
+        embedding_rate: factor of the embedding's learning rate, but not of its decay (see `bowline.train.loop.adamw`).
+        weight_decay: decay of matrices, including embeddings (see `bowline.train.loop.adamw`).
+        betas: those of AdamW.
+        eps: that of AdamW.
+        clip: the norm at which gradients are clipped; 0 for no clipping.
+        accumulation: batches per step on all processes together, so that one process and two give the same run.
+        bf16: compute in bfloat16 by autocast; the weights keep their dtype.
+        activation_checkpointing: keep only each block's input, and compute the rest again in the backward pass.
+        compile: compile the model with `torch.compile`.
+        untie_at_step: the number of steps after which the head gets a copy as its own matrix
+            (`bowline.nn.untie_weights`).
+        seed: the seed of dropout. The model and the batches have their own seeds.
         log_every: steps between records; the first step and the last have one too.
         evaluate_every: steps between evaluations on the held-out batches; the last step has one too.
         save_every: steps between checkpoints; the last step has one too.
-        keep: how many checkpoints stay.
+        keep: number of checkpoints to keep.
 
     Raises:
-        UsageError: a value that means nothing.
+        UsageError: an invalid value.
 
     Example:
         >>> TrainerSettings(steps=300).warmup
@@ -90,7 +91,7 @@ class TrainerSettings:
             or len(betas) != 2
             or not all(_is_number(b) and 0 <= b < 1 for b in betas)
         ):
-            raise UsageError(f"betas={betas!r:.60}: expected two numbers from 0, below 1", argument="betas")
+            raise UsageError(f"betas={betas!r:.60}: expected two numbers, each from 0 to below 1", argument="betas")
         object.__setattr__(self, "betas", (float(betas[0]), float(betas[1])))  # JSON has lists
 
     @property
@@ -107,12 +108,12 @@ class TrainerSettings:
         """The settings that `to_dict` wrote.
 
         Raises:
-            UsageError: a name that is none of the settings', or a value that means nothing.
+            UsageError: a name that is not a setting, or an invalid value.
         """
         unknown = sorted(set(content) - {field.name for field in dataclasses.fields(cls)})
         if unknown or "steps" not in content:
-            seen = f"{unknown[0]}: is no setting" if unknown else "no steps"
-            raise UsageError(f"{seen} of a training run", help="see bowline.train.TrainerSettings")
+            seen = f"{unknown[0]}: is not a setting of a training run" if unknown else "the number of steps is missing"
+            raise UsageError(seen, help="see bowline.train.TrainerSettings")
         return cls(**content)
 
     def _check_whole(self, name: str, least: int) -> None:

@@ -61,10 +61,10 @@ class CorpusSurvey:
         text = f"{self.documents:,} document{'s' * (self.documents != 1)} of {self.characters:,} characters from "
         text += f"{self.files:,} file{'s' * (self.files != 1)}"
         if self.skipped_bytes:
-            text += f"; {self.skipped_bytes:,} bytes that are no UTF-8 skipped"
+            text += f"; skipped {self.skipped_bytes:,} bytes that are not valid UTF-8"
         if self.skipped_files:
             are = "file that is" if self.skipped_files == 1 else "files that are"
-            text += f"; {self.skipped_files:,} {are} no text skipped"
+            text += f"; skipped {self.skipped_files:,} {are} not text"
         return text
 
 
@@ -112,8 +112,8 @@ class Corpus:
         if not sizes:
             seen = f"{len(self.files)} files" if len(self.files) != 1 else str(self.files[0])
             raise UsageError(
-                f"{seen}: no text, expected files of UTF-8",
-                help=f"--data {STDLIB} is the standard library's source, which is always there",
+                f"{seen}: no text, expected text files in UTF-8",
+                help=f"--data {STDLIB} trains on the source of Python's standard library, which is always available",
             )
         return CorpusSurvey(
             sizes=tuple(sizes),
@@ -128,12 +128,14 @@ class Corpus:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise UsageError(f"{path}: cannot be read: {error.strerror or error}", help="or leave it out") from None
+            raise UsageError(
+                f"{path}: cannot be read: {error.strerror or error}", help="make it readable, or leave it out"
+            ) from None
         if b"\0" in content:
             if self.strict:
                 raise UsageError(
-                    f"{path}: is no text: byte {content.index(0)} is NUL",
-                    help="leave it out, or leave --strict out, which skips it; UTF-16 has to be made UTF-8 first",
+                    f"{path}: is not a text file: byte {content.index(0)} is NUL",
+                    help="leave it out, or leave --strict out to skip it; convert UTF-16 to UTF-8 first",
                 )
             return None, 0
         skipped = 0
@@ -142,8 +144,8 @@ class Corpus:
         except UnicodeDecodeError as error:
             if self.strict:
                 raise UsageError(
-                    f"{path}: byte {error.start} is no UTF-8 ({content[error.start]:#04x})",
-                    help="convert the file, or leave --strict out, which skips such bytes and counts them",
+                    f"{path}: byte {error.start} is not valid UTF-8 ({content[error.start]:#04x})",
+                    help="convert the file, or leave --strict out to skip and count such bytes",
                 ) from None
             text = content.decode(errors="ignore")
             skipped = len(content) - len(text.encode())
@@ -196,7 +198,7 @@ def _below(place: Path, without: Path | None) -> list[Path]:
         mode = place.stat().st_mode
     except (OSError, ValueError) as error:  # a NUL byte in the path is a ValueError
         why = getattr(error, "strerror", None) or error
-        seen = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {why}"
+        seen = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {why}"
         raise UsageError(f"{place!s:.200}: {seen}", help=f"name files, a directory, or {STDLIB}") from None
     if stat.S_ISREG(mode):
         return [place]

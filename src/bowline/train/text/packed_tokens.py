@@ -75,14 +75,14 @@ def held_out_documents(survey: CorpusSurvey, share: float) -> frozenset[int]:
         UsageError: a share that is not between 0 and 1, or fewer than two different documents.
     """
     if not isinstance(share, (int, float)) or not 0 < share < 1:
-        raise UsageError(f"a held-out share of {share!r:.60}: expected a number above 0 and below 1")
+        raise UsageError(f"share={share!r:.60}: expected a number above 0 and below 1", argument="share")
     alike: dict[str, list[int]] = {}
     for at, one in enumerate(survey.hashes):
         alike.setdefault(one, []).append(at)
     if len(alike) < 2:
         raise UsageError(
-            f"{survey.characters:,} characters of text in {len(alike)} document: nothing can be held out",
-            help="more text is needed: a document is a file, or a piece of one between blank lines",
+            f"the text has {survey.characters:,} characters but only one distinct document, so nothing can be held out",
+            help="add more text; a document is a file, or a part of a file that ends at a blank line",
         )
     left = share * survey.characters
     taken: set[int] = set()
@@ -127,7 +127,7 @@ def pack(
     held_out = held_out_documents(survey, share)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())) and _stated(directory) is None:
         raise UsageError(
-            f"{directory}: holds something else, expected packed tokens or nothing", help="give another name"
+            f"{directory}: expected packed tokens or an empty directory, got other files", help="give another directory"
         )
     of_tokenizer = hashlib.blake2b(tokenizer.backend.to_str().encode(), digest_size=16).hexdigest()
     content = {"version": VERSION, "text": survey.fingerprint, "tokenizer": of_tokenizer, "held_out_share": share}
@@ -144,7 +144,9 @@ def pack(
         (stage / "packed.json").write_text(json.dumps(content, indent=2) + "\n")
     made = open_packed(directory)
     if made is None:
-        raise UsageError(f"{directory}: its files are not what was written", help="is another run writing there?")
+        raise UsageError(
+            f"{directory}: its files changed while they were written", help="check whether another run writes there"
+        )
     return made
 
 

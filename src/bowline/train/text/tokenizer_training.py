@@ -111,17 +111,19 @@ def train_tokenizer(
     least = {"gpt2": 257, "lstm": 257}.get(family, 64)
     if vocab_size < least:
         raise UsageError(
-            f"a vocabulary of {vocab_size}: expected at least {least}"
-            + (", the 256 bytes and one special token" if least == 257 else ""),
+            f"vocab_size={vocab_size}: expected at least {least}"
+            + (", for the 256 bytes and one special token" if least == 257 else ""),
             help="give a larger --vocab-size",
+            argument="vocab_size",
         )
     sample = list(_sample(documents, characters))
     make = {"gpt2": _byte_level, "lstm": _byte_level, "bert": _wordpiece, "t5": _unigram}[family]
     backend, roles = make(sample, vocab_size)
     if exactly and backend.get_vocab_size() < vocab_size:
         raise UsageError(
-            f"a vocabulary of {vocab_size:,}, and the text supports {backend.get_vocab_size():,} tokens",
-            help="leave --vocab-size out, which takes as many as there are, or give more text",
+            f"vocab_size={vocab_size}: the text is enough for only {backend.get_vocab_size()} tokens",
+            help="leave --vocab-size out to use as many tokens as the text gives, or add more text",
+            argument="vocab_size",
         )
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
     config["clean_up_tokenization_spaces"] = False
@@ -195,7 +197,7 @@ def _known(
 def _lacks(family: str, role: str, names: list[str]) -> NoReturn:
     raise UsageError(
         f"the tokenizer has no {role}{f' ({names[0]})' if names else ''}, which training a {family} needs",
-        help="take a tokenizer of that family, or leave --tokenizer out: one is trained",
+        help="use a tokenizer of that family, or leave --tokenizer out to train one",
     )
 
 

@@ -26,10 +26,10 @@ from tests.checkpoint.places.hub.asking import COMMIT, WEIGHTS, OpenHub, answeri
         (answering(Content_Range="bytes 200000-204999/*"), "Content-Range 'bytes 200000-204999/*', expected"),
         (
             answering(Content_Range="bytes 200000-204999/262145"),
-            "the file has 262145 bytes at 127.0.0.1, expected 262144",
+            "the file has 262145 bytes at 127.0.0.1, but 262144 in the Hub's listing",
         ),
-        (answering(Content_Range="x" * 500), "Content-Range of 500 characters, expected"),
-        (answering(Content_Encoding="gzip"), "content encoding 'gzip', expected the bytes themselves"),
+        (answering(Content_Range="x" * 500), "Content-Range (500 characters), expected"),
+        (answering(Content_Encoding="gzip"), "content encoding 'gzip', expected unencoded bytes"),
         (answering(Content_Type="multipart/byteranges; boundary=x"), "several parts, expected one range"),
         (answering(body=WEIGHTS[:5001]), "announced a body of '5001' bytes, expected 5000"),
         (answering(body=WEIGHTS[:4999]), "announced a body of '4999' bytes, expected 5000"),

@@ -36,7 +36,7 @@ def test_a_server_that_drips_is_left_at_the_deadline(
     hub.faults[kind] = itertools.repeat(fault)
     hasty = Patience(read=5, deadline=0.2, slowest=1e9, sleep=waits.append)
     message = failure(lambda: read_weights(open_hub(patience=hasty)))
-    assert "127.0.0.1 was still answering after 0.2 s" in message
+    assert "127.0.0.1 had not finished its answer after 0.2 s" in message
     assert hub.dripped > 2
     assert not waits
 
@@ -45,7 +45,7 @@ def test_the_deadline_holds_on_a_connection_that_is_used_again(hub: LoopbackHub,
     repository = open_hub(patience=Patience(read=5, deadline=0.2, slowest=1e9))
     repository.read("config.json")
     hub.faults["resolve"] = iter([drip_headers])
-    assert "was still answering" in failure(lambda: repository.read("config.json"))
+    assert "had not finished its answer" in failure(lambda: repository.read("config.json"))
     assert repository.read("config.json") == CONFIG
 
 

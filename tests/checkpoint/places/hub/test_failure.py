@@ -25,7 +25,7 @@ def test_a_repository_that_is_not_there_or_not_shown_is_no_checkpoint(open_hub: 
 def test_a_revision_that_is_not_there_is_no_checkpoint(open_hub: OpenHub) -> None:
     message = failure(lambda: open_hub(f"org/name@{COMMIT[:7]}"), NoCheckpointError)
     assert message.startswith(f"org/name@{COMMIT[:7]}: the repository has no such revision")
-    assert "all of its 40 digits" in message
+    assert "the full 40-digit commit hash" in message
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,20 @@ def test_a_refusal_says_what_would_help(hub: LoopbackHub, open_hub: OpenHub, fau
 def test_a_file_that_went_away_is_an_error(hub: LoopbackHub, open_hub: OpenHub) -> None:
     repository = open_hub()
     del hub.commits[COMMIT]["config.json"]
-    assert "config.json: bytes 0-28: the file is not there (404)" in failure(lambda: repository.read("config.json"))
+    assert "config.json: bytes 0-28: the file was not found (404)" in failure(lambda: repository.read("config.json"))
 
 
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
         (answering(503), "answered 503 (attempts: 4)"),
-        (Answer.reset, "broke off its answer"),
+        (Answer.reset, "closed the connection during its answer"),
         (answering(400), "answered 400"),
         (answering(200, b"not gzip", Content_Encoding="gzip"), "an answer that cannot be decoded"),
-        (lambda answer: answer.handler.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"), "broke off its answer"),
+        (
+            lambda answer: answer.handler.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"),
+            "closed the connection during its answer",
+        ),
     ],
 )
 def test_a_listing_that_does_not_come_is_an_error(hub: LoopbackHub, open_hub: OpenHub, fault: Fault, said: str) -> None:

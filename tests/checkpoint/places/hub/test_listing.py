@@ -95,7 +95,7 @@ def without_sizes(listing: dict[str, Any]) -> object:
         (without_sizes, "no size for a file named 'config.json'"),
         (lambda listing: {**listing, "siblings": [{"rfilename": "a", "size": -1}]}, "no size for a file named 'a'"),
         (lambda listing: {**listing, "siblings": [{"rfilename": "a", "size": True}]}, "no size for a file named 'a'"),
-        (lambda listing: {**listing, "siblings": listing["siblings"] * 2}, "two files 'config.json'"),
+        (lambda listing: {**listing, "siblings": listing["siblings"] * 2}, "lists two files named 'config.json'"),
     ],
 )
 def test_a_listing_that_is_none_is_refused(

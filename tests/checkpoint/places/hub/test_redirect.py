@@ -22,11 +22,11 @@ def test_a_redirect_without_an_end_is_left(hub: LoopbackHub, open_hub: OpenHub) 
 @pytest.mark.parametrize(
     ("location", "said"),
     [
-        (None, "without saying where to"),
-        ("http://[::1", "without saying where to"),
-        ("file:///etc/passwd", "something other than a plain web address"),
-        ("ftp://127.0.0.1/", "something other than a plain web address"),
-        ("http://user:password@127.0.0.1/", "something other than a plain web address"),
+        (None, "without a valid target"),
+        ("http://[::1", "without a valid target"),
+        ("file:///etc/passwd", "an address that is not a plain http(s) one"),
+        ("ftp://127.0.0.1/", "an address that is not a plain http(s) one"),
+        ("http://user:password@127.0.0.1/", "an address that is not a plain http(s) one"),
     ],
 )
 def test_a_redirect_to_something_else_than_the_web_is_not_followed(

@@ -121,7 +121,7 @@ def test_a_closed_file_and_a_closed_repository_are_not_read(hub: LoopbackHub, op
 
 def test_a_file_that_is_not_listed_is_refused_without_a_request(hub: LoopbackHub, open_hub: OpenHub) -> None:
     repository = open_hub()
-    assert "no file 'model-00002.safetensors'" in failure(
+    assert "files, but not 'model-00002.safetensors'" in failure(
         lambda: repository.open("model-00002.safetensors"), CheckpointError
     )
     assert len(hub.requests) == 1

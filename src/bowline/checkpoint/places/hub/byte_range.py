@@ -44,7 +44,7 @@ class ByteRange:
             ignored = ": it ignores ranges and would send the whole file" if status == 200 else ""
             said = f"answered {status}, expected 206{ignored}"
         elif encoding not in ("", "identity"):
-            said = f"answered with content encoding {quoted(encoding)}, expected the bytes themselves"
+            said = f"answered with content encoding {quoted(encoding)}, expected unencoded bytes"
         elif headers.get("content-type", "").strip().lower().startswith("multipart/"):
             said = "answered with several parts, expected one range"
         elif status == 206 and (misplaced := self._misplaced(host, headers.get("content-range", ""))):
@@ -60,7 +60,7 @@ class ByteRange:
         first, last, total = map(int, match.groups()) if match else (None, None, None)
         if total not in (None, self.total):
             return RequestFailure(
-                said=f"the file has {total} bytes at {host}, expected {self.total} as the Hub lists it",
+                said=f"the file has {total} bytes at {host}, but {self.total} in the Hub's listing",
                 help="the listing and the storage disagree; report it to the repository's owner",
             )
         if (first, last) != (self.offset, self.offset + self.length - 1):

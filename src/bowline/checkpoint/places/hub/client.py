@@ -52,7 +52,7 @@ class Client:
             wait = patience.backoff * 2.0 ** (attempt - 1) if failure.wait is None else failure.wait
             # Many readers that failed at once must not all retry at once.
             patience.sleep(min(wait * random.uniform(1.0, 1.25), patience.longest_wait))
-        return RequestFailure(said="read after the repository was closed", help="open it again")
+        return RequestFailure(said="a file was read after the repository was closed", help="open it again")
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection]:

@@ -59,7 +59,7 @@ class Connection:
             failure = broken(error, self._host, self._patience)
         if deadline.passed:
             return RequestFailure(
-                said=f"{self._host} was still answering after {seconds:.3g} s, expected it to be done", help=TRY_LATER
+                said=f"{self._host} had not finished its answer after {seconds:.3g} s", help=TRY_LATER
             )
         return failure
 

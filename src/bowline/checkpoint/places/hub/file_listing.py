@@ -76,6 +76,6 @@ def _parse(body: bytes) -> tuple[str, dict[str, int], str]:
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 63:
             return "", sizes, f"it gives no size for a file named {quoted(name)}"
         if name in sizes:
-            return "", sizes, f"it names two files {quoted(name)}"
+            return "", sizes, f"it lists two files named {quoted(name)}"
         sizes[name] = size
     return commit, sizes, ""

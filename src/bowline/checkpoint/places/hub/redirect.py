@@ -22,10 +22,10 @@ def redirect(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL | Request
     try:
         target = url.join(response.headers["location"])
     except (KeyError, httpx2.InvalidURL):
-        return RequestFailure(said=f"{url.host} redirected without saying where to", help=BAD_SERVER)
+        return RequestFailure(said=f"{url.host} redirected without a valid target", help=BAD_SERVER)
     if target.scheme not in ("http", "https") or not target.host or target.userinfo:
         return RequestFailure(
-            said=f"{url.host} redirected to something other than a plain web address", help=BAD_SERVER
+            said=f"{url.host} redirected to an address that is not a plain http(s) one", help=BAD_SERVER
         )
     if (url.scheme, target.scheme) == ("https", "http") and not _is_loopback(target.host):
         return RequestFailure(

@@ -37,7 +37,7 @@ class RemoteFile(ByteSource):
 
     def _fill(self, offset: int, buffer: memoryview) -> None:
         if self._closed:
-            raise RemoteError(f"{self._location}: {self.name}: read after it was closed", help="open it again")
+            raise RemoteError(f"{self._location}: {self.name}: was read after it was closed", help="open it again")
         ahead = min(READ_AHEAD, self.size)
         if not self._start and offset + len(buffer) <= ahead:
             start = bytearray(ahead)

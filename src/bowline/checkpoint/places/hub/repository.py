@@ -84,7 +84,7 @@ class HubRepository(FileSet):
         """
         if name not in self._sizes:
             raise CheckpointError(
-                f"{self.location}: there is no file {shown(name)}, expected one of the {len(self._sizes)} listed",
+                f"{self.location}: the repository lists {len(self._sizes)} files, but not {shown(name)}",
                 help="the repository is incomplete, or its index names a file that was never uploaded",
             )
         path = f"{self.repository}/resolve/{self.commit}/{quote(name)}"
@@ -107,6 +107,6 @@ def _refuse_offline(name: str) -> None:
 
     if constants.HF_HUB_OFFLINE:
         raise RemoteError(
-            f"{name}: the Hub is not reached in offline mode",
+            f"{name}: offline mode is on, so the Hub was not contacted",
             help="unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or give a local directory",
         )

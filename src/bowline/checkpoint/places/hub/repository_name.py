@@ -26,12 +26,12 @@ def parse_name(name: str) -> tuple[str, str | None]:
     if not valid:
         raise UsageError(
             f"{shown(name)} is not the name of a Hub repository, expected org/name or org/name@revision",
-            help="copy the name from the head of the model's web page",
+            help="copy the name from the top of the model's web page",
         )
     if at and (not revision or not revision.isprintable() or _BAD_REVISION.search(revision)):
         raise UsageError(
             f"{shown(revision)} is not a revision, expected a branch, a tag or a commit after the @ of org/name@",
-            help="leave out @ and what follows for the default branch",
+            help="leave out the @ and the revision to get the default branch",
         )
     return repository, revision or None
 
@@ -50,7 +50,7 @@ def parse_endpoint(endpoint: str | None) -> str:
         # Not quoted: what makes it unusable may be a password.
         raise UsageError(
             "the Hub's endpoint is not a plain address, expected one like https://huggingface.co",
-            help="check HF_ENDPOINT; a token belongs into HF_TOKEN",
+            help="check HF_ENDPOINT; put a token into HF_TOKEN",
         )
     return endpoint
 

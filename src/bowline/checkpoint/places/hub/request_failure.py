@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["BAD_SERVER", "TRY_LATER", "Accept", "RequestFailure", "broken", "denial", "quoted"]
 
 TRY_LATER = "try again later, or give a local directory"
-BAD_SERVER = "check HF_ENDPOINT and the proxy; a local directory does without them"
+BAD_SERVER = "check HF_ENDPOINT and the proxy, or give a local directory"
 
 _NO_NETWORK = "check the network, the proxy and HF_ENDPOINT, or give a local directory"
 _LOG_IN = "log in with `hf auth login`"
@@ -53,7 +53,7 @@ def denial(response: httpx2.Response, *, from_hub: bool, with_token: bool) -> Re
     if status == 429:
         return RequestFailure(
             said=f"{host} answered 429: too many requests",
-            help="wait some minutes; who is logged in (`hf auth login`) is allowed more",
+            help="wait some minutes; logged-in users (`hf auth login`) have a higher limit",
             passing=True,
             wait=_retry_after(headers),
         )
@@ -80,9 +80,9 @@ def _absence(status: int, code: str, with_token: bool) -> tuple[str, str]:
                 f"accept its terms on its web page, then {_LOG_IN}",
             )
         case "RevisionNotFound":
-            return "the repository has no such revision", "give a branch, a tag, or a commit by all of its 40 digits"
+            return "the repository has no such revision", "give a branch, a tag, or the full 40-digit commit hash"
         case "EntryNotFound":
-            return "the file is not there (404)", "open the repository again"
+            return "the file was not found (404)", "open the repository again"
     if status == 401 and with_token:
         return "not found, or the token was refused (401)", "check the name, and log in again with `hf auth login`"
     return f"not found or no access ({status})", f"check the name, or {_LOG_IN}"
@@ -96,23 +96,25 @@ def broken(error: Exception, host: str, patience: Patience) -> RequestFailure:
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.ProxyError):
         return RequestFailure(
             said=f"could not reach {host} ({reason or f'no connection within {patience.connect:.3g} s'})",
-            help="check SSL_CERT_FILE, or who answers in the Hub's place" if certificate else _NO_NETWORK,
+            help="check SSL_CERT_FILE, and whether a proxy answers in the Hub's place" if certificate else _NO_NETWORK,
             passing=not certificate,
             unreached=True,
         )
     if isinstance(error, httpx2.TimeoutException):
         return RequestFailure(said=f"{host} sent nothing for {patience.read:.3g} s", help=TRY_LATER, passing=True)
     if isinstance(error, httpx2.LocalProtocolError):
-        return RequestFailure(said="the request cannot be written as HTTP", help="check that the token is one line")
+        return RequestFailure(said="the request is not valid HTTP", help="check that the token is one line")
     if isinstance(error, httpx2.NetworkError | httpx2.RemoteProtocolError | OSError):
         broke = f" ({reason})" if reason else ""
-        return RequestFailure(said=f"{host} broke off its answer{broke}", help=TRY_LATER, passing=True)
-    return RequestFailure(said=f"{host} gave an answer that cannot be decoded", help=BAD_SERVER)
+        return RequestFailure(
+            said=f"{host} closed the connection during its answer{broke}", help=TRY_LATER, passing=True
+        )
+    return RequestFailure(said=f"{host} sent an answer that cannot be decoded", help=BAD_SERVER)
 
 
 def quoted(text: str) -> str:
     """A server's text as one line of a message; never cut, since half a token would not be recognised."""
-    return ascii(text) if len(text) <= 80 else f"of {len(text)} characters"
+    return ascii(text) if len(text) <= 80 else f"({len(text)} characters)"
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

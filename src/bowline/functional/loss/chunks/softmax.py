@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 
 from bowline.functional.kernels.triton_support import kernels_run_on
-from bowline.functional.loss.chunks.softmax_formulas import Chunk, SoftmaxRule
+from bowline.functional.loss.chunks.softmax_formulas import Chunk, SoftmaxRule, finite_or_0
 from bowline.functional.loss.chunks.triton_row_kernels import power_rows, softmax_rows
 from bowline.functional.loss.loss_options import Options
 from bowline.functional.loss.resource_limits import Resources
@@ -138,8 +138,7 @@ def _part_in_place(rule: SoftmaxRule) -> Part:
             added = (y if banned is None else y.masked_fill(banned, 0.0)).sum(1)
         if banned is not None:
             y.masked_fill_(banned, -torch.inf)
-        most = y.amax(1)
-        most = most.masked_fill(most.isinf(), 0.0)
+        most = finite_or_0(y.amax(1))
         power = y.sub_(most[:, None]).exp_()
         total = power.sum(1)
         lse = most + total.log()
@@ -156,8 +155,7 @@ def _part_in_place(rule: SoftmaxRule) -> Part:
 
 def _powers(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The lse (n,), and p as powers (n, V) times a share (n,); each power is computed once."""
-    most = y.amax(1)
-    most = most.masked_fill(most.isinf(), 0.0)
+    most = finite_or_0(y.amax(1))
     power = (y - most[:, None]).exp_()
     total = power.sum(1)
     return most + total.log(), power, total.reciprocal()

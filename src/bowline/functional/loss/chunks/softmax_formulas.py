@@ -13,9 +13,11 @@ from typing import Self
 
 import torch
 
+from bowline.functional.loss.logits import cap_slope, scaled_and_capped
 from bowline.functional.loss.loss_options import Options
+from bowline.functional.loss.reference import position_losses
 
-__all__ = ["Chunk", "SoftmaxRule"]
+__all__ = ["Chunk", "SoftmaxRule", "finite_or_0"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,7 @@ class SoftmaxRule:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """The logits y of products x, before the mask; x itself if they are equal."""
-        y = x if self.scale == 1.0 else x * self.scale
-        return y if self.softcap is None else torch.tanh(y / self.softcap) * self.softcap
+        return scaled_and_capped(x, self.scale, self.softcap)
 
     def logits_(self, x: torch.Tensor) -> torch.Tensor:
         """`logits` in place."""
@@ -66,7 +67,7 @@ class SoftmaxRule:
 
     def slope(self, y: torch.Tensor) -> torch.Tensor | float:
         """The derivative of y by x."""
-        return self.scale if self.softcap is None else self.scale * (1 - (y / self.softcap).square())
+        return self.scale if self.softcap is None else self.scale * cap_slope(y, self.softcap)
 
     def finish(
         self,
@@ -82,7 +83,7 @@ class SoftmaxRule:
         `counted`: which rows have a label. `grad_each`: `grad_loss`, with 0 for other rows, or `None` for no gradient.
         """
         y = self.logits(x)
-        losses = lse - self.label_share * y + self.z_loss * lse.square() - self.share * added
+        losses = position_losses(lse, y, self.share * added, label_share=self.label_share, z_loss=self.z_loss)
         losses = losses.masked_fill(~counted, 0.0)
         if grad_each is None:
             return Chunk(losses=losses, lse=lse, grad_label=None)
@@ -90,3 +91,8 @@ class SoftmaxRule:
             self.share + self.label_share
         ) * grad_each
         return Chunk(losses=losses, lse=lse, grad_label=grad_label * self.slope(y))
+
+
+def finite_or_0(most: torch.Tensor) -> torch.Tensor:
+    """The numbers to subtract from the logits before `exp`: `most`, with 0 where it is infinite."""
+    return most.masked_fill(most.isinf(), 0.0)

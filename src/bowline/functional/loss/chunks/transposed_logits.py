@@ -29,7 +29,7 @@ from bowline.functional.loss.chunks.cpu_matmul import contiguous_in
 from bowline.functional.loss.chunks.loss_job import LossJob
 from bowline.functional.loss.chunks.matmul import Hidden, Products
 from bowline.functional.loss.chunks.softmax import banned_tokens, masked_chunk
-from bowline.functional.loss.chunks.softmax_formulas import Chunk, SoftmaxRule
+from bowline.functional.loss.chunks.softmax_formulas import Chunk, SoftmaxRule, finite_or_0
 
 __all__ = ["fits_transposed", "keeps_powers", "run_transposed", "tokens_in_place"]
 
@@ -200,7 +200,7 @@ class _TransposedChunk:
             at += 1
         label = self.label if job.bias is None else self.label + job.bias[self.ids]
         banned = None if self.banned is None else self.banned[self.ids, 0]
-        lse = _finite(self.base) * self.height + total.log()
+        lse = finite_or_0(self.base) * self.height + total.log()
         labelled = rule.logits(label)  # so that rounding never makes a loss negative
         lse = torch.maximum(lse, labelled if banned is None else labelled.masked_fill(banned, -torch.inf))
         chunk = rule.finish(label, lse, added * self.height, self.counted, self.grad_each, job.grad_lse)
@@ -260,12 +260,12 @@ class _TransposedChunk:
 
     def _make_powers(self, at: int) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Computes a block's powers; returns their sums (n,) and, for smoothing, the sums of y."""
-        base = _finite(self.base)
+        base = finite_or_0(self.base)
         sums, added = base.new_zeros(2, len(base))
         for some, y, banned in self._pieces(at):
             if (self.base == -torch.inf).any():
                 self.base = torch.where(self.base == -torch.inf, self._highest(y, banned), self.base)
-                base = _finite(self.base)
+                base = finite_or_0(self.base)
             if self.rule.share:
                 added += (y if banned is None else y.masked_fill(banned, 0.0)).sum(0)
             slope = None if self.rule.softcap is None else 1 - y.square()
@@ -372,7 +372,3 @@ def _carved(room: torch.Tensor | None, rows: int, count: int, dtype: torch.dtype
     if room is None or room.nbytes < size:
         return torch.empty(rows, count, dtype=dtype, device="cpu")
     return room.view(torch.uint8)[:size].view(dtype).view(rows, count)
-
-
-def _finite(most: torch.Tensor) -> torch.Tensor:
-    return most.masked_fill(most.isinf(), 0.0)

@@ -8,7 +8,7 @@ import torch
 
 from bowline.functional.kernels.triton_support import jit, tl, triton
 from bowline.functional.loss.chunks.softmax_formulas import SoftmaxRule
-from bowline.functional.loss.chunks.triton_row_kernels import left_out, logits, with_block
+from bowline.functional.loss.chunks.triton_row_kernels import left_out, logits, times_slope, with_block
 
 __all__ = ["add_to_lse", "gradient_rows"]
 
@@ -164,10 +164,7 @@ def _gradient(
         gradient -= share * grad_row
     here = columns == label
     gradient = tl.where(here, gradient - label_share * grad_row, gradient)
-    if scale is not None:
-        gradient *= scale
-    if softcap is not None:
-        gradient *= 1.0 - (y / softcap) * (y / softcap)
+    gradient = times_slope(gradient, y, scale, softcap)
     if banned is not None:
         gradient = tl.where(tl.load(banned + columns, mask=inside, other=1) != 0, 0.0, gradient)
     gradient = tl.where((grad_row == 0.0) & (by == 0.0), 0.0, gradient)

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 from bowline.functional.kernels.triton_support import jit, tl, triton
 from bowline.functional.loss.chunks.softmax_formulas import Chunk, SoftmaxRule
 
-__all__ = ["left_out", "logits", "power_rows", "softmax_rows", "with_block"]
+__all__ = ["left_out", "logits", "power_rows", "softmax_rows", "times_slope", "with_block"]
 
 BLOCK = 8192
 """Logits of a row that a program of `softmax_rows` holds at once, 16 of them in each of its threads."""
@@ -175,10 +175,7 @@ def _row(
                 gradient = tl.exp(y - shift) * power_factor
                 if share is not None:
                     gradient -= share * grad_row
-                if scale is not None:
-                    gradient *= scale
-                if softcap is not None:
-                    gradient *= 1.0 - (y / softcap) * (y / softcap)
+                gradient = times_slope(gradient, y, scale, softcap)
                 gradient = tl.where(left_out(banned, columns, size, stride) | (columns == label), 0.0, gradient)
                 tl.store(x + columns, gradient.to(x.dtype.element_ty), mask=columns < stride)
 
@@ -243,7 +240,7 @@ def _powers(
         power = tl.exp(y - tl.where(shift == -float("inf"), 0.0, shift))
         total += tl.sum(power)
         if softcap is not None:
-            power *= 1.0 - (y / softcap) * (y / softcap)
+            power *= _cap_slope(y, softcap)
         power = tl.where(nothing, 0.0, tl.where(out | (columns == label), 0.0, power))
         tl.store(x + columns, power.to(x.dtype.element_ty), mask=columns < stride)
     found = tl.where(shift == -float("inf"), 0.0, shift) + tl.log(total)
@@ -271,18 +268,18 @@ def with_block(most, total, y):
 @no_type_check
 def logits(x, columns, stride, scale, softcap):
     """The logits of products x, in float32; 0 from `stride` on."""
-    y = tl.load(x + columns, mask=columns < stride, other=0.0).to(tl.float32)
-    if scale is not None:
-        y *= scale
-    if softcap is not None:
-        y = _capped(y, softcap)
-    return y
+    return _scaled_and_capped(tl.load(x + columns, mask=columns < stride, other=0.0).to(tl.float32), scale, softcap)
 
 
 @jit
 @no_type_check
 def _label_logit(x, label, known, scale, softcap):
-    y = tl.load(x + label, mask=known, other=float("nan")).to(tl.float32)
+    return _scaled_and_capped(tl.load(x + label, mask=known, other=float("nan")).to(tl.float32), scale, softcap)
+
+
+@jit
+@no_type_check
+def _scaled_and_capped(y, scale, softcap):
     if scale is not None:
         y *= scale
     if softcap is not None:
@@ -328,11 +325,24 @@ def _grad_label(target, lse, p_factor, grad_row, masked, scale, softcap, share, 
     found = tl.exp(target - lse) * p_factor - label_share * grad_row
     if share is not None:
         found -= share * grad_row
+    return tl.where(masked, 0.0, times_slope(found, target, scale, softcap))
+
+
+@jit
+@no_type_check
+def times_slope(gradient, y, scale, softcap):
+    """The gradient of products from that of their logits y: times the scale and the slope of the softcap."""
     if scale is not None:
-        found *= scale
+        gradient *= scale
     if softcap is not None:
-        found *= 1.0 - (target / softcap) * (target / softcap)
-    return tl.where(masked, 0.0, found)
+        gradient *= _cap_slope(y, softcap)
+    return gradient
+
+
+@jit
+@no_type_check
+def _cap_slope(y, softcap):
+    return 1.0 - (y / softcap) * (y / softcap)
 
 
 @jit

@@ -60,9 +60,11 @@ class MaskedBatches(CausalBatches):
         **options: Any,
     ) -> None:
         if random_tokens not in ("all", "ordinary"):
-            raise UsageError(f"random_tokens={random_tokens!r:.60}: expected 'all' or 'ordinary'")
+            raise UsageError(
+                f"random_tokens={random_tokens!r:.60}: expected 'all' or 'ordinary'", argument="random_tokens"
+            )
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
-            raise UsageError(f"share={share!r:.60}: expected a number above 0 and below 1")
+            raise UsageError(f"share={share!r:.60}: expected a number above 0 and below 1", argument="share")
         self.share = share
         self.begin, self.separator, self.mask = begin, separator, mask
         self.special = np.zeros(vocab_size, bool)
@@ -70,12 +72,12 @@ class MaskedBatches(CausalBatches):
         others = np.arange(vocab_size)
         self.others = others if random_tokens == "all" else others[~self.special]
         if not len(self.others):
-            raise UsageError(f"{vocab_size} tokens, and all of them are special: expected some to draw")
+            raise UsageError(f"all {vocab_size} tokens are special: expected ordinary ones to draw replacements from")
         super().__init__(train, held_out, **options)
 
     def read_length(self, length: int) -> int:
         if length < 3:
-            raise UsageError(f"a length of {length}: expected 3 or more, for [CLS], a token and [SEP]")
+            raise UsageError(f"length={length}: expected at least 3, for [CLS], a token and [SEP]", argument="length")
         return length - 2
 
     def made(self, rows: npt.NDArray[Any], key: tuple[int | str, ...]) -> dict[str, torch.Tensor]:

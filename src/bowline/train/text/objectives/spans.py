@@ -40,7 +40,9 @@ def span_lengths(length: int, density: float = DENSITY, mean_span: float = MEAN_
         (568, 114)
     """
     if length < 4:
-        raise UsageError(f"a length of {length}: expected 4 or more, for a token, a hole and the end")
+        raise UsageError(
+            f"length={length}: expected at least 4, for a token, a masked span and the end", argument="length"
+        )
 
     def made(tokens: int) -> tuple[int, int]:
         hidden, spans = spans_of(tokens, density, mean_span)
@@ -100,8 +102,10 @@ class SpanBatches(CausalBatches):
         holes = spans_of(tokens, self.share)[1]
         if holes > len(self.sentinels):
             raise UsageError(
-                f"{holes} holes in an input of {length} tokens, and the tokenizer has {len(self.sentinels)} sentinels",
-                help="a smaller --length, or a tokenizer with more <extra_id_N>",
+                f"length={length}: an input has {holes} masked spans, more than the {len(self.sentinels)} sentinels of "
+                "the tokenizer",
+                help="give a smaller --length, or a tokenizer with more <extra_id_N> tokens",
+                argument="length",
             )
         return tokens
 

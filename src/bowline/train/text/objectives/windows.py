@@ -70,8 +70,9 @@ class Windows:
     def __init__(self, tokens: npt.NDArray[Any], length: int, *, seed: int) -> None:
         if len(tokens) < length:
             raise UsageError(
-                f"{len(tokens):,} tokens of text, expected at least one window of {length:,}",
-                help="more text, or a smaller --length",
+                f"length={length}: expected a text of at least one window, got {len(tokens)} tokens",
+                help="add more text, or give a smaller --length",
+                argument="length",
             )
         self.tokens, self.length, self.seed = tokens, length, seed
         self.slack = min(length, len(tokens) - length + 1)
@@ -103,8 +104,9 @@ class Windows:
         count = len(tokens) // length
         if count == 0:
             raise UsageError(
-                f"{len(tokens):,} tokens are held out, expected at least one window of {length:,}",
-                help="more text, a smaller --length, or a larger --held-out-share",
+                f"length={length}: expected a held-out text of at least one window, got {len(tokens)} tokens",
+                help="add more text, or give a smaller --length or a larger --held-out-share",
+                argument="length",
             )
         wanted = min(count, max(most // length, 1))
         chosen = [at * count // wanted for at in range(wanted)]
