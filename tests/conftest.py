@@ -23,6 +23,15 @@ def minilm() -> Path:
     return Path(next(iter(found.submodule_search_locations))) / "model"
 
 
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, a trained tied Llama of 135 million parameters, for tests marked `real`."""
+    place = Path(__file__).parents[1] / ".peers" / "real" / "smollm2"
+    if not (place / "model.safetensors").exists():
+        pytest.skip("SmolLM2-135M-Instruct is not here: run `make real`")
+    return place
+
+
 @pytest.fixture
 def quiet_transformers() -> Iterator[None]:
     """transformers reports on each load, and warns of what it finds odd in tiny configurations."""
