@@ -49,7 +49,7 @@ def test_bw406_a_trained_head_under_a_wrapper(tmp_path: Path) -> None:
     assert codes(write(tmp_path, tensors, GPT2)) == ["BW406"]
 
 
-def test_bw406_the_prefix_that_transformers_adds_itself_is_none(tmp_path: Path) -> None:
+def test_bw406_is_not_said_of_the_prefix_that_transformers_adds_itself(tmp_path: Path) -> None:
     assert codes(write(tmp_path, {"embed_tokens.weight": table(), "layers.0.norm.weight": NORM}, TIED_LLAMA)) == []
     assert "BW406" not in codes(write(tmp_path / "2", {f"model.{EMBED}": table()}, TIED_LLAMA))
 
@@ -59,7 +59,7 @@ def test_bw406_is_a_warning_for_a_class_that_may_have_such_names(tmp_path: Path)
     assert one(write(tmp_path, tensors, UNKNOWN), "BW406").severity is Severity.WARNING
 
 
-def test_bw406_a_module_among_the_names_of_an_unknown_class_is_none(tmp_path: Path) -> None:
+def test_bw406_is_not_said_of_a_module_among_the_names_of_an_unknown_class(tmp_path: Path) -> None:
     tensors = {"embed_tokens.weight": table(), "layers.0.module.weight": NORM}
     assert "BW406" not in codes(write(tmp_path, tensors, UNKNOWN))
 

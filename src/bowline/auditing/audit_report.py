@@ -53,6 +53,7 @@ class AuditReport:
                 {"id": evidence.padding.id, "class": evidence.padding.row_class.value} if evidence.padding else None
             ),
             "geometry": evidence.geometry.as_dict() if evidence.geometry else None,
+            "base": evidence.base.as_dict() if evidence.base else None,
         }
 
 

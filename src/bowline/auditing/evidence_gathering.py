@@ -20,8 +20,13 @@ from bowline.tie import Tie, TieState
 __all__ = ["gather"]
 
 
-def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | None = None) -> Evidence:
-    """Collect the evidence of a checkpoint. With `values=False` only headers, config and tokenizer are read."""
+def gather(
+    checkpoint: Checkpoint, *, values: bool = True, base: Checkpoint | None = None, progress: Progress | None = None
+) -> Evidence:
+    """Collect the evidence of a checkpoint. With `values=False` only headers, config and tokenizer are read.
+
+    `base` is the checkpoint whose tables are compared with this one's.
+    """
     tensors = checkpoint.tensors
     declaration = resolve(checkpoint.config, {name: tensor.shape for name, tensor in tensors.items()})
     if values:
@@ -42,6 +47,11 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
     else:
         ties = tuple(compare_headers(tensors, declared, complete=checkpoint.complete) for declared in declaration.ties)
         further, tables, padding, geometry, odd_bools = (), (), None, None, ()
+    compared = None
+    if base is not None:
+        from bowline.auditing.base_comparison import compare_with_base
+
+        compared = compare_with_base(checkpoint, declaration, base, progress or Progress())
     seen = StoredFacts(
         stored=frozenset(tensors),
         equal={tie.tie: _equal(tie) for tie in (*ties, *further)},
@@ -68,6 +78,7 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
         seen=seen,
         complete=checkpoint.complete,
         values_read=values,
+        base=compared,
     )
 
 

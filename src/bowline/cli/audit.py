@@ -30,6 +30,10 @@ def audit(
         bool,
         typer.Option("--values/--headers-only", help="Read the rows of the vocabulary tables, or only file headers."),
     ] = True,
+    base: Annotated[
+        str | None,
+        typer.Option(help="Compare the rows of embedding and head with the original checkpoint, a PATH as above."),
+    ] = None,
     fix: Annotated[
         bool,
         typer.Option("--fix", help="Set the flag in config.json to agree with the stored tensors, at every level."),
@@ -53,7 +57,9 @@ def audit(
     failures: list[AuditFailure] = []
     for path in paths:
         try:
-            reports.append(_audit_one(path, split_codes(select), split_codes(ignore), values=values, fix=fix))
+            reports.append(
+                _audit_one(path, split_codes(select), split_codes(ignore), values=values, base=base, fix=fix)
+            )
         except BowlineError as error:
             failures.append(AuditFailure(path=path, message=error.message, help=error.help))
     if plot is not None:
@@ -91,11 +97,13 @@ def split_codes(options: list[str]) -> list[str]:
     return [code.strip() for option in options for code in option.split(",") if code.strip()]
 
 
-def _audit_one(path: str, select: list[str], ignore: list[str], *, values: bool, fix: bool) -> AuditReport:
+def _audit_one(
+    path: str, select: list[str], ignore: list[str], *, values: bool, base: str | None, fix: bool
+) -> AuditReport:
     from bowline.auditing import audit as audit_checkpoint
 
     with shown_progress(path) as progress:
-        report = audit_checkpoint(path, values=values, select=select, ignore=ignore, progress=progress)
+        report = audit_checkpoint(path, values=values, base=base, select=select, ignore=ignore, progress=progress)
     if fix:
         try:
             changed = fix_config(report)
@@ -105,5 +113,5 @@ def _audit_one(path: str, select: list[str], ignore: list[str], *, values: bool,
         if changed:
             for line in changed:
                 typer.echo(printable(f"{path}: {line}"), err=True)
-            report = audit_checkpoint(path, values=values, select=select, ignore=ignore)
+            report = audit_checkpoint(path, values=values, base=base, select=select, ignore=ignore)
     return report

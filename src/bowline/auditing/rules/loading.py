@@ -35,29 +35,29 @@ def wrapped_names(evidence: Evidence) -> Iterator[Observation]:
     own = {name for name in (declaration.embedding, declaration.head, *ends) if name} if declaration.loaders else set()
     facts = load_table().architecture(declaration.architecture or "")
     prefix = f"{facts.prefix}." if facts is not None and facts.prefix else ""
+    known = bool(declaration.loaders)
     for part in added_parts(evidence.tensors, own, prefix):
         if own or part.text != "module." or all(name.startswith("module.") for name in evidence.tensors):
-            yield _observation(part, len(evidence.tensors), known=bool(declaration.loaders))
+            yield Observation(
+                message=_message(part, len(evidence.tensors), known=known),
+                help=(
+                    "merge the adapter into the model, and save the merged model"
+                    if part.is_adapter
+                    else "save the inner module's state dict; or load with "
+                    f"bowline.nn.load_checkpoint(..., strip={part.text!r}) and save again"
+                ),
+                tensors=part.names[:8],
+                severity=None if known else Severity.WARNING,
+            )
 
 
-def _observation(part: AddedPart, tensors: int, *, known: bool) -> Observation:
+def _message(part: AddedPart, tensors: int, *, known: bool) -> str:
     added = f", which {part.wrapper} adds" if part.wrapper else ""
-    count = len(part.names)
     if known:
-        harm = f"transformers does not find {'it' if count == 1 else 'them'} and draws the weights at random"
+        harm = f"transformers does not find {'it' if len(part.names) == 1 else 'them'} and draws the weights at random"
     else:
         harm = "a loader finds them only if the class itself has such names"
-    return Observation(
-        message=(
-            f"{count} of {tensors} tensor names have the part {shown(part.text)}{added} "
-            f"(for example {shown(part.names[0])}): {harm}"
-        ),
-        help=(
-            "merge the adapter into the model, and save the merged model"
-            if part.is_adapter
-            else "save the inner module's state dict; or load with "
-            f"bowline.nn.load_checkpoint(..., strip={part.text!r}) and save again"
-        ),
-        tensors=part.names[:8],
-        severity=None if known else Severity.WARNING,
+    return (
+        f"{len(part.names)} of {tensors} tensor names have the part {shown(part.text)}{added} "
+        f"(for example {shown(part.names[0])}): {harm}"
     )
