@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from bowline.auditing.evidence import Evidence
 from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.auditing.shape_fit import wrong_lengths
+from bowline.checkpoint.formats.strict_json import shown
 from bowline.tie import TieState
 from bowline.wording import listed
+
+if TYPE_CHECKING:  # an audit of headers needs no numpy
+    from bowline.auditing.row_statistics import TableRows
 
 TENSOR_CORE_ROWS = 8
 TIED = (TieState.SHARED, TieState.ALIAS, TieState.EQUAL)
@@ -170,7 +175,7 @@ def duplicate_rows(evidence: Evidence) -> Iterator[Observation]:
             yield Observation(
                 message=(
                     f"{table.name} has {rows} rows in {len(table.duplicates)} groups of equal rows, "
-                    f"the largest of {len(largest)} ({_runs(largest)})"
+                    f"the largest of {len(largest)} ({_runs(largest)}){_among(evidence, largest)}"
                 ),
                 help="train these tokens, or remove them",
                 tensors=(table.name,),
@@ -234,23 +239,34 @@ def not_finite_rows(evidence: Evidence) -> Iterator[Observation]:
 def never_trained_rows(evidence: Evidence) -> Iterator[Observation]:
     """Some rows look as if they were never trained.
 
-    What: the rows of smallest norm all point in one direction, and these rows have a small norm and point the same way.
-    Tokens that occur in no training text are only pushed away from the hidden states, all in the same direction.
+    What: one of two signs. Either the rows of smallest norm all point in one direction, and these rows have a small
+    norm and point the same way. Or these rows are equal up to noise (cosine of at least 0.995 to their common
+    direction), whatever their norm is. Tokens that occur in no training text are only pushed away from the hidden
+    states, all in the same direction. Rows that are equal byte for byte and like no other row are reported separately
+    (BW205).
 
     Why it hurts: such a token in a prompt makes the model behave oddly ("glitch tokens"), and fine-tuning has to learn
     its row from nothing.
 
-    Example: BERT's `[unused1]` to `[unused993]`.
+    Example: BERT's `[unused1]` to `[unused993]`, which are short; Gemma 3's `<unused0>` to `<unused6241>`, which are as
+    long as all rows and have cosines of 0.9999 with each other.
 
     Fix: none is needed if the tokens are never used. Otherwise reserve them for new tokens, or train them.
     """
     for table in evidence.tables:
-        if len(table.never_trained):
-            share = len(table.never_trained) / table.rows
+        groups = [group for group in table.alike if not _is_reported(group, table)]
+        within = f"within each of {len(groups)} groups they" if len(groups) > 1 else "they"
+        signs: list[tuple[Sequence[int], str]] = [
+            ([int(row) for row in table.never_trained], "they are short and point in one direction"),
+            ([int(row) for group in groups for row in group], f"{within} are equal up to noise"),
+        ]
+        for rows, sign in signs:
+            if not rows:
+                continue
             yield Observation(
                 message=(
-                    f"{table.name} has {len(table.never_trained)} rows ({share:.1%}) that look untrained "
-                    f"({_runs(table.never_trained)})"
+                    f"{table.name} has {len(rows)} rows ({_share(len(rows), table.rows)}) that look untrained "
+                    f"({_runs(rows)}): {sign}{_among(evidence, rows)}"
                 ),
                 help="do not rely on these tokens before training them",
                 tensors=(table.name,),
@@ -293,6 +309,28 @@ def _head_is_tied(evidence: Evidence) -> bool:
 
 def _looks_drawn(evidence: Evidence) -> bool:
     return any(table.name == evidence.declaration.embedding and table.drawn_std for table in evidence.tables)
+
+
+def _is_reported(group: Iterable[int], table: TableRows) -> bool:
+    """Whether another finding has all of these rows: as short rows, or as rows that are equal byte for byte."""
+    rows = {int(row) for row in group}
+    reported: list[Iterable[int]] = [table.never_trained, *table.duplicates]
+    return any(rows <= {int(row) for row in others} for others in reported)
+
+
+def _share(rows: int, of: int) -> str:
+    share = f"{rows / of:.1%}"
+    return "under 0.1%" if share == "0.0%" else share
+
+
+def _among(evidence: Evidence, rows: Iterable[int], limit: int = 4) -> str:
+    """Tokens of some of the rows, from all over them: `; among them '<unused0>', '<unused99>'`."""
+    wanted = {int(row) for row in rows}
+    ids = evidence.tokenizer.ids.items() if evidence.tokenizer else ()
+    tokens = {number: token for token, number in ids if number in wanted}
+    numbers = sorted(tokens)
+    some = [numbers[at * (len(numbers) - 1) // (limit - 1)] for at in range(limit)] if len(numbers) > limit else numbers
+    return "; among them " + ", ".join(shown(tokens[number]) for number in some) if some else ""
 
 
 def _runs(rows: Iterable[int], limit: int = 4) -> str:
