@@ -12,15 +12,18 @@ from torch import nn
 
 from bowline.errors import TieError
 from bowline.nn import (
+    TieGuard,
     check_ties,
     declared_ties,
     find_ties,
+    keep_tied,
     quantize_tied,
+    resize_vocab,
     tie_weights,
     untie_weights,
 )
 from bowline.nn.modules.quantized_ends import QuantizedEmbedding, QuantizedHead
-from tests.nn.models import EncoderDecoder
+from tests.nn.models import EncoderDecoder, TinyLM
 
 ROWS = 96
 IDS = torch.arange(40).reshape(2, 20)
@@ -85,9 +88,8 @@ def xglm() -> Any:
 
 
 def t5() -> Any:
-    config = transformers.T5Config(
-        d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0, **SMALL
-    )
+    config = transformers.T5Config(d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, **SMALL)
+    config.decoder_start_token_id = 0
     return transformers.T5ForConditionalGeneration(config)
 
 
@@ -143,7 +145,7 @@ class Scaled(nn.Embedding):
 
 def test_a_scaled_embedding_that_does_more_at_one_id_is_refused() -> None:
     model = nn.ModuleDict({"wte": Scaled(9000, 4), "head": nn.Linear(4, 9000, bias=False)})
-    model["head"].weight = model["wte"].weight  # type: ignore[assignment]
+    model["head"].weight = model["wte"].weight
     with pytest.raises(TieError, match=r"wte\.weight: belongs to a Scaled, whose output is not its rows times embed"):
         quantize_tied(model)
     assert type(model["wte"]) is Scaled
@@ -222,3 +224,117 @@ def test_the_error_of_a_call_that_needs_a_parameter_names_the_way_back() -> None
     quantize_tied(model)
     with pytest.raises(TieError, match=r"lm_head\.weight: is computed from a table that quantize_tied made.*untie_wei"):
         tie_weights(model, [("lm_head.weight", "model.norm.weight")])
+
+
+# --- a vocabulary of another size -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["mean", "gaussian", "zeros", "copy:7"])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_resized_table_keeps_the_codes_of_its_rows_and_stays_shared(name: str, rule: str) -> None:
+    model, plain = built(name), built(name)
+    quantize_tied(model)
+    end = next(module for module in model.modules() if isinstance(module, QuantizedEmbedding))
+    with torch.no_grad():
+        plain.get_input_embeddings().weight.copy_(end.weight)
+    before, values, scale = logits(model), end.table.values.clone(), end.table.scale.clone()
+    torch.manual_seed(1)
+    change = resize_vocab(model, ROWS + 9, new_rows=rule)
+    torch.manual_seed(1)
+    expected = resize_vocab(plain, ROWS + 9, new_rows=rule)
+    assert set(change.tensors) == set(expected.tensors)
+    assert torch.equal(end.table.values[:ROWS], values)
+    assert torch.equal(end.table.scale[:ROWS], scale)
+    assert end.table.values.shape == (ROWS + 9, 16)
+    assert end.table.scale.shape == (ROWS + 9,)
+    fresh = plain.get_input_embeddings().weight[ROWS:]
+    assert bool(((end.weight[ROWS:] - fresh).abs() <= fresh.abs().amax(1, keepdim=True) / 250).all())
+    if rule == "copy:7":
+        assert torch.equal(end.table.values[ROWS:], values[7].expand(9, 16))
+    assert end.num_embeddings == model.config.vocab_size == ROWS + 9
+    head = next(module for module in model.modules() if isinstance(module, QuantizedHead))
+    assert head.out_features == ROWS + 9
+    assert check_ties(model)
+    assert logits(model).shape[-1] == ROWS + 9
+    torch.testing.assert_close(logits(model)[..., :ROWS], before, rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_are_picked_by_id_from_a_table_that_is_found_by_structure() -> None:
+    model = TinyLM(ROWS, 8, bias=True).eval()
+    tie_weights(model, on_conflict="source")
+    quantize_tied(model)
+    before, ids = model(torch.arange(5)), [0, 7, 2, 3, 4, 9]
+    matrix = model.emb.weight
+    change = resize_vocab(model, ids, pad_to_multiple_of=8)
+    assert set(change.tensors) == {"emb.weight", "head.weight", "head.bias"}
+    assert torch.equal(model.emb.weight[:6], matrix[ids])
+    kept = torch.tensor([0, 2, 3, 4])
+    again = model(torch.tensor([0, 2, 3, 4]))
+    torch.testing.assert_close(again[:, :6], before[kept][:, torch.tensor(ids)], rtol=1e-5, atol=1e-5)
+    assert untie_weights(model)
+    assert (model.emb.num_embeddings, model.head.out_features) == (8, 8)
+
+
+# --- what may come between the two ends -------------------------------------------------------------------------------
+
+
+def test_keep_tied_keeps_the_table_through_conversions_copies_and_loads() -> None:
+    model = built("gemma")
+    quantize_tied(model)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = logits(model)
+    with keep_tied(model):
+        model.to(torch.float64).to(torch.float32)
+        other = copy.deepcopy(model)
+        model.load_state_dict(state)
+    assert check_ties(model)
+    assert check_ties(other)
+    assert torch.equal(logits(model), before)
+    model.load_state_dict(state, assign=True)
+    assert check_ties(model)
+
+
+def test_keep_tied_accepts_a_matrix_that_is_quantised_inside() -> None:
+    model = built("llama")
+    with keep_tied(model):
+        quantize_tied(model)
+    assert check_ties(model)
+    with keep_tied(model, [("lm_head.weight", "model.embed_tokens.weight")]):
+        pass
+
+
+def test_keep_tied_puts_the_table_back_where_a_copy_took_its_place() -> None:
+    model = built("llama")
+    quantize_tied(model)
+    with keep_tied(model):
+        model.lm_head = copy.deepcopy(model.lm_head)
+        assert str(check_ties(model).checks[0].state) == "EQUAL"
+    assert model.lm_head.table is model.model.embed_tokens.table
+
+
+def test_keep_tied_says_that_a_quantised_end_was_replaced() -> None:
+    model = built("llama")
+    quantize_tied(model)
+    with (
+        pytest.raises(TieError, match=r"broken inside .*was QuantizedHead, is now Linear"),
+        keep_tied(model),
+    ):
+        model.lm_head = nn.Linear(16, ROWS, bias=False)
+
+
+def test_keep_tied_says_that_two_tables_differ() -> None:
+    model = built("llama")
+    quantize_tied(model)
+    with pytest.raises(TieError, match="1 of 96 rows differ"), keep_tied(model):
+        model.lm_head = copy.deepcopy(model.lm_head)
+        model.lm_head.table.scale[3] *= 2
+
+
+def test_a_guard_watches_the_table() -> None:
+    model = built("llama")
+    quantize_tied(model)
+    guard = TieGuard(model)
+    guard.check()
+    model.lm_head = copy.deepcopy(model.lm_head)
+    with pytest.raises(TieError, match="EQUAL"):
+        guard.check()

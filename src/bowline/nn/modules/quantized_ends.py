@@ -13,7 +13,7 @@ from bowline.nn.modules.quantized_table import QuantizedTable
 from bowline.nn.modules.tied_embedding import TiedEmbedding
 from bowline.nn.tree.class_swap import own_class
 from bowline.nn.tree.slots import Slot
-from bowline.nn.tree.table_slots import TableEnd
+from bowline.nn.tree.table_slots import SharedTable, TableEnd
 
 __all__ = ["QuantizedEmbedding", "QuantizedHead", "quantized", "unlike_what_it_computes"]
 
@@ -82,6 +82,10 @@ class QuantizedEmbedding(_Replacement):
         """The table, which is this module's child."""
         return cast(QuantizedTable, self._modules["table"])
 
+    def read(self, table: SharedTable) -> None:
+        """Use `table` from now on."""
+        self._modules["table"] = table
+
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of `ids`."""
         return _scaled(self.table.rows(ids), self.embed_scale)
@@ -107,6 +111,10 @@ class QuantizedHead(_Replacement):
     def table(self) -> QuantizedTable:
         """The embedding's table."""
         return self._shared[0]
+
+    def read(self, table: SharedTable) -> None:
+        """Use `table` from now on."""
+        self._shared = (cast(QuantizedTable, table),)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits."""

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from bowline.nn.tree.save_guard import refuse_to_save, transformers_is_saving
-from bowline.nn.tree.table_slots import Table
+from bowline.nn.tree.table_slots import SharedTable
 
 __all__ = ["QuantizedTable", "codes_of"]
 
@@ -17,7 +17,7 @@ BLOCK_ELEMENTS = 1 << 22
 """Entries per block in which rows are quantised, and converted back to float for the head."""
 
 
-class QuantizedTable(Table):
+class QuantizedTable(SharedTable):
     """A `(V, D)` matrix as int8 `values` `(V, D)` and a float `scale` `(V,)`: row v is `scale[v] * values[v]`.
 
     Symmetric, to the nearest: `scale[v]` is the smallest number of the matrix's dtype that is no less than

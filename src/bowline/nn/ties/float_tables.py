@@ -9,7 +9,7 @@ from torch import nn
 
 from bowline.nn.tree.save_guard import guard_saves
 from bowline.nn.tree.slots import named_modules
-from bowline.nn.tree.table_slots import Table, table_slots
+from bowline.nn.tree.table_slots import SharedTable, table_slots
 from bowline.tie import Tie
 
 __all__ = ["tables_to_float"]
@@ -33,10 +33,10 @@ def tables_to_float(model: nn.Module, ties: Iterable[Tie], undo: ExitStack) -> N
                 fresh[id(slot.end)] = slot.end.in_float(parameters[key])
     if not fresh:
         return
-    undo.callback(guard_saves, model, Table)
+    undo.callback(guard_saves, model, SharedTable)
     for _, parent in dict(named_modules(model)).items():
         for child, module in parent._modules.items():
             if module is not None and id(module) in fresh:
                 undo.callback(parent._modules.__setitem__, child, module)
                 parent._modules[child] = fresh[id(module)]
-    guard_saves(model, Table)
+    guard_saves(model, SharedTable)

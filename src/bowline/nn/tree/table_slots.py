@@ -14,10 +14,10 @@ from torch import nn
 from bowline.errors import TieError
 from bowline.nn.tree.slots import Slot, named_modules, slots
 
-__all__ = ["Table", "TableEnd", "TableSlot", "is_head", "is_lookup", "table_slots", "tie_ends"]
+__all__ = ["SharedTable", "TableEnd", "TableSlot", "is_head", "is_lookup", "table_slots", "tie_ends"]
 
 
-class Table(nn.Module):
+class SharedTable(nn.Module):
     """A `(V, D)` matrix held as codes: `values` `(V, D)` and one `scale` a row `(V,)`."""
 
     values: torch.Tensor
@@ -35,8 +35,12 @@ class TableEnd(nn.Module):
     """Whether the module looks rows up; otherwise it multiplies by the matrix."""
 
     @property
-    def table(self) -> Table:
+    def table(self) -> SharedTable:
         """The table."""
+        raise NotImplementedError
+
+    def read(self, table: SharedTable) -> None:
+        """Use `table` from now on."""
         raise NotImplementedError
 
     @property
@@ -97,7 +101,7 @@ def tie_ends(model: nn.Module, known: Mapping[str, Slot] | None = None) -> dict[
     ends = table_slots(model)
     if not ends:
         return dict(known)
-    return {name: slot for name, slot in known.items() if not isinstance(slot.module, Table)} | ends
+    return {name: slot for name, slot in known.items() if not isinstance(slot.module, SharedTable)} | ends
 
 
 def is_lookup(module: nn.Module) -> bool:
