@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +32,9 @@ def audit(
         bool,
         typer.Option("--values/--headers-only", help="Read the rows of the vocabulary tables, or only file headers."),
     ] = True,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", help="Audit each checkpoint directory in PATH and below it.")
+    ] = False,
     base: Annotated[
         str | None,
         typer.Option(help="Compare the rows of embedding and head with the original checkpoint, a PATH as above."),
@@ -55,7 +60,7 @@ def audit(
         check_can_save(plot)
     reports: list[AuditReport] = []
     failures: list[AuditFailure] = []
-    for path in paths:
+    for path in _expanded(paths) if recursive else paths:
         try:
             reports.append(
                 _audit_one(path, split_codes(select), split_codes(ignore), values=values, base=base, fix=fix)
@@ -67,6 +72,15 @@ def audit(
     run = Run(reports=tuple(reports), failures=tuple(failures))
     typer.echo(FORMATS[output_format.value](run))
     raise typer.Exit(run.exit_code)
+
+
+def _expanded(paths: list[str]) -> Iterator[str]:
+    """Each checkpoint directory in these paths. A path without one is kept, so that its own error is reported."""
+    from bowline.checkpoint import find_checkpoints
+
+    for path in paths:
+        found = find_checkpoints(path) if os.path.isdir(path) else ()  # noqa: PTH112 - Path.is_dir can raise
+        yield from map(str, found or (path,))
 
 
 def _draw(reports: list[AuditReport], path: Path) -> None:
