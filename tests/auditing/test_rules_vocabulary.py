@@ -19,6 +19,7 @@ from tests.checkpoints import (
     LLAMA,
     OWN,
     ROWS,
+    T5,
     WTE,
     codes,
     findings,
@@ -146,6 +147,53 @@ def test_bw204_a_trained_row_is_information(tmp_path: Path) -> None:
     found = one(padded(tmp_path, 1), "BW204")
     assert found.severity is Severity.INFO
     assert "is trained: a tied head trains it" in found.message
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "named"),
+    [
+        ({"eos_token_id": 3}, {}, "eos_token_id"),
+        ({"eos_token_id": [5, 3], "bos_token_id": 3}, {}, "eos_token_id[1]"),
+        ({"text_config": {"eos_token_id": 3}}, {}, "text_config.eos_token_id"),
+        (
+            {"eos_token_id": 5},
+            {"generation_config": {"eos_token_id": [5, 3]}},
+            "eos_token_id[1] of generation_config.json",
+        ),
+        ({}, {"tokenizer_config": {"eos_token": "t3", "pad_token": "t3"}}, "the tokenizer's eos_token"),
+        ({}, {"special_tokens_map": {"eos_token": {"content": "t3"}}}, "the tokenizer's eos_token"),
+    ],
+)
+def test_bw204_a_row_that_is_the_end_of_text_too_is_trained_as_a_label(
+    tmp_path: Path, config: dict[str, Any], files: dict[str, object], named: str
+) -> None:
+    files = {"tokenizer": tokenizer(63), **files}
+    path = write(tmp_path, {WTE: with_rows({3: 1})}, {**GPT2, "pad_token_id": 3, **config}, files=files)
+    found = one(path, "BW204")
+    assert found.message == f"row 3 (pad_token_id) is trained: it is also {named}, so it is trained as a label"
+    assert "mask padded labels by the attention mask" in found.help
+
+
+def test_bw204_a_zero_row_that_is_the_end_of_text_too_must_not_be_masked(tmp_path: Path) -> None:
+    trained = table() * np.linspace(0.5, 2.0, ROWS, dtype=np.float32)[:, None]
+    trained[3] = 0
+    found = one(write(tmp_path, {WTE: trained}, {**GPT2, "pad_token_id": 3, "eos_token_id": 3}), "BW204")
+    assert found.message.startswith("row 3 (pad_token_id, also eos_token_id) is zero and the head is tied")
+    assert found.help.startswith("take the row from an earlier checkpoint")
+
+
+def test_bw204_a_row_that_begins_the_decoders_texts_is_trained_by_both(tmp_path: Path) -> None:
+    config = {**T5, "pad_token_id": 3, "decoder_start_token_id": 3, "eos_token_id": 1}
+    assert one(write(tmp_path, {"shared.weight": with_rows({3: 1})}, config), "BW204").message == (
+        "row 3 (pad_token_id) is trained: every input of the decoder begins with it (decoder_start_token_id) and a "
+        "tied head trains it through the softmax's denominator"
+    )
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"eos_token_id": "3"}'])
+def test_bw204_says_what_it_says_without_a_generation_config_that_can_be_read(tmp_path: Path, broken: str) -> None:
+    path = write(tmp_path, {WTE: with_rows({3: 1})}, {**GPT2, "pad_token_id": 3}, files={"generation_config": broken})
+    assert "is trained: a tied head trains it" in one(path, "BW204").message
 
 
 def test_bw204_a_copy_names_the_row_that_it_repeats(tmp_path: Path) -> None:

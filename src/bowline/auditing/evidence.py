@@ -54,6 +54,7 @@ class Evidence:
 
     location: str
     config: Mapping[str, Any] | None
+    generation_config: Mapping[str, Any] | None
     declaration: Declaration
     tensors: Mapping[str, StoredTensor]
     metadata: Mapping[str, str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from bowline.auditing.evidence import Evidence, TieEvidence, compare_headers
 from bowline.auditing.loaders import Fate, Outcome, StoredFacts, predict
@@ -13,6 +14,7 @@ from bowline.auditing.tokenizer_files import read_tokenizer
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.lint import LintKind
+from bowline.errors import CheckpointError
 from bowline.families.declaration import Declaration, DeclaredTie
 from bowline.families.resolver import resolve
 from bowline.tie import Tie, TieState
@@ -64,6 +66,7 @@ def gather(
     return Evidence(
         location=checkpoint.location,
         config=checkpoint.config,
+        generation_config=_generation_config(checkpoint),
         declaration=declaration,
         tensors=tensors,
         metadata=checkpoint.metadata,
@@ -80,6 +83,15 @@ def gather(
         values_read=values,
         base=compared,
     )
+
+
+def _generation_config(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
+    """The content of `generation_config.json`; `None` if it is missing or cannot be read."""
+    try:
+        content = checkpoint.json("generation_config.json")
+    except CheckpointError:
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _beside(declaration: Declaration, tensors: Mapping[str, StoredTensor]) -> tuple[DeclaredTie, ...]:

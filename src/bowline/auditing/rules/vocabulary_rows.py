@@ -11,7 +11,7 @@ from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.auditing.shape_fit import wrong_lengths
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.tie import TieState
-from bowline.wording import listed
+from bowline.wording import joined, listed
 
 if TYPE_CHECKING:  # an audit of headers needs no numpy
     from bowline.auditing.row_statistics import TableRows
@@ -126,6 +126,10 @@ def padding_row(evidence: Evidence) -> Iterator[Observation]:
     trained model is not zero. Zeroing the row afterwards does not rule padding out as an output: its logit is 0 plus
     the bias, which wins wherever the other logits are negative.
 
+    If padding has the id of another special token, the row is that token's too. The end-of-text token is a label, and
+    is trained as one. A data collator that masks labels by `pad_token_id` then also masks every end of a text, so that
+    fine-tuning no longer teaches the model to stop.
+
     Example: BERT, whose padding row is trained; or a model whose padding row was zeroed by a tool.
 
     Fix: leave a trained row alone. To rule padding out as an output, mask its logit.
@@ -134,13 +138,21 @@ def padding_row(evidence: Evidence) -> Iterator[Observation]:
     if padding is None or evidence.declaration.embedding is None:
         return
     head_tied, trained = _head_is_tied(evidence), not _looks_drawn(evidence)
+    roles = _other_roles(evidence, padding.id)
+    ends_text = next((role for role in roles if "eos_token" in role), None)
     if padding.row_class.value == "zero" and head_tied:
+        what = "an end of the text is" if ends_text else "padding is"
         yield Observation(
             message=(
-                f"row {padding.id} (pad_token_id) is zero and the head is tied: its logit is 0 plus the bias"
-                f"{', so padding is likely where the other logits are negative' if trained else ' until it is trained'}"
+                f"row {padding.id} (pad_token_id{f', also {ends_text}' if ends_text else ''}) is zero and the head is "
+                "tied: its logit is 0 plus the bias"
+                f"{f', so {what} likely where the other logits are negative' if trained else ' until it is trained'}"
             ),
-            help="mask the padding logit if the model must not generate padding",
+            help=(
+                "take the row from an earlier checkpoint: the model ends its texts with this token"
+                if ends_text and trained
+                else "mask the padding logit if the model must not generate padding"
+            ),
             tensors=(evidence.declaration.embedding,),
             severity=Severity.WARNING if trained else None,
         )
@@ -148,10 +160,15 @@ def padding_row(evidence: Evidence) -> Iterator[Observation]:
         value = padding.row_class.value
         words = {"mean": "the mean of the table", "init-like": "init-like (as drawn, never trained)"}
         word = f"a copy of row {padding.copy_of}" if padding.copy_of is not None else words.get(value, value)
+        why = _why_trained(roles, head_tied, trained=value == "trained")
         yield Observation(
-            message=f"row {padding.id} (pad_token_id) is {word}"
-            + (": a tied head trains it through the softmax's denominator" if word == "trained" and head_tied else ""),
-            help="no change is needed, but do not expect zero embeddings for padded inputs",
+            message=f"row {padding.id} (pad_token_id) is {word}{why}",
+            help=(
+                "no change is needed; in fine-tuning, mask padded labels by the attention mask: by their id, every end "
+                "of a text is masked too"
+                if ends_text
+                else "no change is needed, but do not expect zero embeddings for padded inputs"
+            ),
             tensors=(evidence.declaration.embedding,),
         )
 
@@ -305,6 +322,49 @@ def _rows(evidence: Evidence) -> int | None:
 
 def _head_is_tied(evidence: Evidence) -> bool:
     return any(tie.tie.target == evidence.declaration.head and tie.state in TIED for tie in evidence.ties)
+
+
+def _other_roles(evidence: Evidence, number: int) -> list[str]:
+    """The special tokens beside padding that have this id, as config, generation config and tokenizer name them.
+
+    The end-of-text token comes first, and each role is named once.
+    """
+    from bowline.auditing.special_ids import special_ids
+
+    tokenizer = evidence.tokenizer
+    found: dict[str, str] = {}
+    for path, value in special_ids(evidence.config or {}).items():
+        if value == number:
+            found.setdefault(_role(path), path)
+    for path, value in special_ids(evidence.generation_config or {}).items():
+        if value == number:
+            found.setdefault(_role(path), f"{path} of generation_config.json")
+    for part, token in (tokenizer.special if tokenizer else {}).items():
+        if tokenizer is not None and tokenizer.ids.get(token) == number:
+            found.setdefault(part, f"the tokenizer's {part}")
+    found.pop("pad_token", None)
+    return sorted(found.values(), key=lambda role: "eos_token" not in role)
+
+
+def _role(path: str) -> str:
+    """The role in the path of an id: `eos_token` in `text_config.eos_token_id[1]`."""
+    return path.rpartition(".")[2].partition("_id")[0]
+
+
+def _why_trained(roles: list[str], head_tied: bool, *, trained: bool) -> str:
+    """Why the padding row was trained, or the other tokens whose row it is as well."""
+    if any("eos_token" in role for role in roles):
+        as_label = ", so it is trained as a label" if head_tied else ""
+        return f": it is also {roles[0]}{as_label}" if trained else f", and it is also {roles[0]}"
+    reasons = []
+    for role in roles:
+        if "decoder_start_token" in role:
+            reasons.append(f"every input of the decoder begins with it ({role})")
+        else:
+            reasons.append(f"it is also {role}")
+    if trained and head_tied:
+        reasons.append("a tied head trains it through the softmax's denominator")
+    return (": " if trained else ", and ") + joined(reasons) if reasons else ""
 
 
 def _looks_drawn(evidence: Evidence) -> bool:
