@@ -7,6 +7,8 @@ then not a parameter, gets no gradient, and is unknown to optimizers.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import torch
 from torch import nn
 
@@ -22,7 +24,7 @@ from bowline.nn.tree.save_guard import guard_saves
 from bowline.nn.tree.slots import Slot, slot, slots
 from bowline.tie import Tie
 
-__all__ = ["quantize_tied"]
+__all__ = ["quantize_tied", "share_tables"]
 
 
 def quantize_tied(model: nn.Module, ties: Ties | None = None, *, dtype: torch.dtype = torch.int8) -> tuple[Tie, ...]:
@@ -64,18 +66,31 @@ def quantize_tied(model: nn.Module, ties: Ties | None = None, *, dtype: torch.dt
         wanted = as_ties(ties)
     if not wanted:
         raise TieError(f"{type(model).__name__}: no matrix is shared", help="tie_weights(model) first")
-    fresh: dict[str, nn.Module] = {}
-    for source in dict.fromkeys(tie.source for tie in wanted):
-        fresh |= _replacements(model, [tie for tie in wanted if tie.source == source], known)
-    for path, module in fresh.items():
-        parent, _, child = path.rpartition(".")
-        model.get_submodule(parent)._modules[child] = module
-    guard_saves(model, QuantizedTable)
-    tell_transformers(model)
+    share_tables(model, wanted, ExitStack())
     return wanted
 
 
-def _replacements(model: nn.Module, ties: list[Tie], known: dict[str, Slot]) -> dict[str, nn.Module]:
+def share_tables(model: nn.Module, ties: tuple[Tie, ...], undo: ExitStack, *, filled: bool = True) -> None:
+    """Replace the modules at the ends of `ties` by ends of one table for each matrix; `undo` puts them back.
+
+    Unless `filled`, the table is to be loaded, and the matrix is not quantised.
+    """
+    known = slots(model)
+    fresh: dict[str, nn.Module] = {}
+    for source in dict.fromkeys(tie.source for tie in ties):
+        fresh |= _replacements(model, [tie for tie in ties if tie.source == source], known, filled)
+    undo.callback(tell_transformers, model)
+    undo.callback(guard_saves, model, QuantizedTable)
+    for path, module in fresh.items():
+        parent, _, child = path.rpartition(".")
+        home = model.get_submodule(parent)._modules
+        undo.callback(home.__setitem__, child, home[child])
+        home[child] = module
+    guard_saves(model, QuantizedTable)
+    tell_transformers(model)
+
+
+def _replacements(model: nn.Module, ties: list[Tie], known: dict[str, Slot], filled: bool) -> dict[str, nn.Module]:
     """The replacement for each module that holds the matrix of these ties, by path."""
     source = slot(model, ties[0].source, known)
     for tie in ties:
@@ -86,7 +101,7 @@ def _replacements(model: nn.Module, ties: list[Tie], known: dict[str, Slot]) -> 
     ends = [source, *(end for end in known.values() if end.tensor is source.tensor and end.name != source.name)]
     for end in ends:
         _check(end)
-    table = QuantizedTable(source.tensor)
+    table = QuantizedTable(source.tensor) if filled else QuantizedTable.unfilled(source.tensor)
     if not (table.scale.is_meta or bool(torch.isfinite(table.scale).all())):
         raise TieError(
             f"{source.name}: holds values that are not finite, expected numbers", help="mend the checkpoint first"

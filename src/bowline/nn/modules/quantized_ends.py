@@ -15,13 +15,35 @@ from bowline.nn.tree.class_swap import own_class
 from bowline.nn.tree.slots import Slot
 from bowline.nn.tree.table_slots import SharedTable, TableEnd
 
-__all__ = ["QuantizedEmbedding", "QuantizedHead", "quantized", "unlike_what_it_computes"]
+__all__ = ["Multiplier", "QuantizedEmbedding", "QuantizedHead", "multiplier_of", "quantized", "unlike_what_it_computes"]
 
 LOOKUPS = (nn.Embedding.forward, TiedEmbedding.forward)
 PRODUCTS = (nn.Linear.forward, LMHead.forward)
 MULTIPLIER = "embed_scale"
 """The attribute of a scaled embedding by which it multiplies its rows (Gemma, BART, XGLM and their relatives)."""
 IDS_AT_ONCE = 4096
+
+
+class Multiplier:
+    """The number by which a scaled embedding multiplies its rows.
+
+    A class that holds it in a buffer rounds it to the rows' dtype first (Gemma); a class with a plain number does not
+    (BART). Here it is a plain number either way: a buffer that no file holds is lost when a model on meta is loaded.
+    """
+
+    def __init__(self, number: float, *, rounds: bool) -> None:
+        self.number = number
+        self._rounds = rounds
+        self._rounded: dict[torch.dtype, float] = {}
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows times the number."""
+        if not self._rounds:
+            return rows * self.number
+        if rows.dtype not in self._rounded:
+            exact = torch.tensor(self.number, dtype=torch.float64, device="cpu")
+            self._rounded[rows.dtype] = exact.to(rows.dtype).item()
+        return rows * self._rounded[rows.dtype]
 
 
 class _Replacement(TableEnd):
@@ -42,9 +64,9 @@ class _Replacement(TableEnd):
         """The module that was here before the table, with `parameter` as its weight."""
         assert self._replaced is not None
         module = copy.copy(self._replaced[0])
-        for home, mine in (("_parameters", self._parameters), ("_buffers", self._buffers)):
-            module.__dict__[home] = {**module.__dict__[home], **mine}
-        module._modules = dict(module._modules)
+        for home in ("_parameters", "_buffers", "_modules"):
+            module.__dict__[home] = dict(module.__dict__[home])
+        module._parameters.update(self._parameters)  # the bias
         module._parameters["weight"] = parameter
         rows, width = parameter.shape
         names = ("num_embeddings", "embedding_dim") if self.looks_up else ("out_features", "in_features")
@@ -63,18 +85,14 @@ class QuantizedEmbedding(_Replacement):
     """The input end: `(...)` ids to `(..., D)` rows of the table, times the multiplier of a scaled embedding."""
 
     looks_up = True
-    embed_scale: float | torch.Tensor | None
 
     def __init__(
-        self, table: QuantizedTable, padding_idx: int | None = None, embed_scale: float | torch.Tensor | None = None
+        self, table: QuantizedTable, padding_idx: int | None = None, embed_scale: Multiplier | None = None
     ) -> None:
         super().__init__()
         self._modules["table"] = table
         self.padding_idx = padding_idx
-        if isinstance(embed_scale, torch.Tensor):
-            self.register_buffer(MULTIPLIER, embed_scale, persistent=False)
-        else:
-            self.embed_scale = embed_scale
+        self.embed_scale = embed_scale
         self.num_embeddings, self.embedding_dim = table.values.shape
 
     @property
@@ -88,7 +106,17 @@ class QuantizedEmbedding(_Replacement):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of `ids`."""
-        return _scaled(self.table.rows(ids), self.embed_scale)
+        rows = self.table.rows(ids)
+        return rows if self.embed_scale is None else self.embed_scale(rows)
+
+    def in_float(self, parameter: nn.Parameter) -> nn.Module:
+        """The embedding that was here before the table, with `parameter` as its weight."""
+        module = super().in_float(parameter)
+        old = module._buffers.get(MULTIPLIER)
+        if old is not None and self.embed_scale is not None:
+            number = torch.tensor(self.embed_scale.number, dtype=old.dtype, device=parameter.device)
+            module._buffers[MULTIPLIER] = number
+        return module
 
 
 class QuantizedHead(_Replacement):
@@ -127,7 +155,7 @@ def quantized(end: Slot, table: QuantizedTable) -> TableEnd:
     module: Any = end.module
     made: _Replacement
     if isinstance(module, nn.Embedding):
-        made = QuantizedEmbedding(table, module.padding_idx, _factor(module))
+        made = QuantizedEmbedding(table, module.padding_idx, multiplier_of(module))
     else:
         made = QuantizedHead(table, module.bias)
     made.remember(module)
@@ -152,22 +180,21 @@ def unlike_what_it_computes(end: Slot) -> str | None:
         return None
     others = [name for name, _ in module.named_parameters() if name != "weight"]
     buffers = [name for name, _ in module.named_buffers() if name != MULTIPLIER]
-    factor = _factor(module)
-    single = isinstance(factor, (int, float)) or (isinstance(factor, torch.Tensor) and factor.numel() == 1)
-    if others or buffers or not single:
+    factor = multiplier_of(module)
+    if others or buffers or factor is None:
         return f"a {own.__name__}"
     return None if _agrees(module, factor) else f"a {own.__name__}, whose output is not its rows times {MULTIPLIER}"
 
 
 @torch.no_grad()
-def _agrees(module: nn.Embedding, factor: Any) -> bool:
+def _agrees(module: nn.Embedding, factor: Multiplier) -> bool:
     """Whether the module's output is its rows times its factor, up to one rounding, for every id."""
     weight, forward = module.weight.detach(), type(module).forward
     if weight.is_meta:  # there are no values to compare: transformers' classes of this form all scale
         return own_class(module).__module__.startswith("transformers.")
     for start in range(0, len(weight), IDS_AT_ONCE):
         ids = torch.arange(start, min(start + IDS_AT_ONCE, len(weight)), device=weight.device)
-        found, expected = forward(module, ids), _scaled(weight[ids], factor)
+        found, expected = forward(module, ids), factor(weight[ids])
         if found.shape != expected.shape or found.dtype != expected.dtype:
             return False
         eps = torch.finfo(expected.dtype).eps
@@ -176,17 +203,13 @@ def _agrees(module: nn.Embedding, factor: Any) -> bool:
     return True
 
 
-def _factor(module: Any) -> Any:
-    """The module's multiplier, or `None`. On meta it has no value, but the number it was made of stands beside it."""
-    factor = getattr(module, MULTIPLIER, None)
-    if isinstance(factor, torch.Tensor) and factor.is_meta:
-        number = getattr(module, f"scalar_{MULTIPLIER}", None)
-        return None if number is None else torch.tensor(number, dtype=factor.dtype, device="cpu")
-    return factor
-
-
-def _scaled(rows: torch.Tensor, factor: float | torch.Tensor | None) -> torch.Tensor:
-    """The rows times the factor, a tensor's rounded to the rows' dtype first, as the classes of transformers do."""
-    if factor is None:
-        return rows
-    return rows * (factor.to(rows.dtype) if isinstance(factor, torch.Tensor) else factor)
+def multiplier_of(module: nn.Module) -> Multiplier | None:
+    """The multiplier of a scaled embedding, or `None`. On meta, the number that its buffer was made of."""
+    factor: Any = getattr(module, MULTIPLIER, None)
+    if isinstance(factor, torch.Tensor):
+        number = getattr(module, f"scalar_{MULTIPLIER}", None) if factor.is_meta else factor
+        if isinstance(number, (int, float)):
+            number = torch.tensor(number, dtype=factor.dtype, device="cpu")
+        single = isinstance(number, torch.Tensor) and number.numel() == 1
+        return Multiplier(number.item(), rounds=True) if single else None
+    return Multiplier(factor, rounds=False) if isinstance(factor, (int, float)) else None

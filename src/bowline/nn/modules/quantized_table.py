@@ -38,6 +38,14 @@ class QuantizedTable(SharedTable):
         self.register_buffer("values", values)
         self.register_buffer("scale", scale)
 
+    @classmethod
+    def unfilled(cls, matrix: torch.Tensor) -> QuantizedTable:
+        """The table for a matrix of this shape, dtype and device, with zeros for its codes: to be loaded."""
+        table = cls(matrix[:0].detach())
+        table.values = torch.zeros(matrix.shape, dtype=torch.int8, device=matrix.device)
+        table.scale = torch.zeros(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        return table
+
     def rows(self, at: torch.Tensor | slice = slice(None)) -> torch.Tensor:
         """The rows `at`, rounded to the scale's dtype: `(..., D)`."""
         return self.values[at].to(self.scale.dtype) * self.scale[at].unsqueeze(-1)
@@ -64,7 +72,7 @@ def codes_of(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _blocks(matrix: torch.Tensor) -> list[slice]:
     step = max(1, BLOCK_ELEMENTS // max(1, matrix.shape[1]))
-    return [slice(start, start + step) for start in range(0, len(matrix), step)]
+    return [slice(start, start + step) for start in range(0, max(1, len(matrix)), step)]
 
 
 def _scale(matrix: torch.Tensor) -> torch.Tensor:

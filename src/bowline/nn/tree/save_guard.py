@@ -25,12 +25,17 @@ def guard_saves(model: nn.Module, kind: type[nn.Module]) -> None:
     for module in model.modules() if transformers is not None else ():
         if isinstance(module, transformers.PreTrainedModel):
             if any(isinstance(part, kind) for part in module.modules()):
-                module.__dict__[METHOD] = MethodType(refuse_to_save, module)
-            elif getattr(module.__dict__.get(METHOD), "__func__", None) is refuse_to_save:
+                module.__dict__[METHOD] = MethodType(save_pretrained, module)
+            elif getattr(module.__dict__.get(METHOD), "__func__", None) is save_pretrained:
                 del module.__dict__[METHOD]
 
 
-def refuse_to_save(*_: Any, **__: Any) -> NoReturn:
+def save_pretrained(self: nn.Module, *_: Any, **__: Any) -> NoReturn:
+    """Raise, in place of transformers' method. It has that method's name, by which a pickle finds it again."""
+    refuse_to_save()
+
+
+def refuse_to_save() -> NoReturn:
     """Raise the `CheckpointError` of `save_pretrained` on a model with a quantised table."""
     raise CheckpointError(
         "save_pretrained: quantize_tied made one int8 table of the embedding and the head, and from_pretrained would "
