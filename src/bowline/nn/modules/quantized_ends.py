@@ -210,6 +210,7 @@ def multiplier_of(module: nn.Module) -> Multiplier | None:
         number = getattr(module, f"scalar_{MULTIPLIER}", None) if factor.is_meta else factor
         if isinstance(number, (int, float)):
             number = torch.tensor(number, dtype=factor.dtype, device="cpu")
-        single = isinstance(number, torch.Tensor) and number.numel() == 1
-        return Multiplier(number.item(), rounds=True) if single else None
+        if isinstance(number, torch.Tensor) and number.numel() == 1:
+            return Multiplier(number.item(), rounds=True)
+        return None
     return Multiplier(factor, rounds=False) if isinstance(factor, (int, float)) else None
