@@ -1,14 +1,19 @@
-"""Rules about tensors that the class will not find, because they are stored under other names than its own."""
+"""Rules about tensors that the class will not find: they are stored under other names than its own, or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from bowline.auditing.evidence import Evidence
 from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.checkpoint.formats.wrapper_names import AddedPart, added_parts
 from bowline.families.transformers_table import load_table
+from bowline.wording import listed
+
+LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+STACKS = ("layers", "layer", "h", "blocks", "block")
+MOST_LAYERS = 10_000
 
 
 @rule("BW406", "wrapped-names", Severity.ERROR, also=Severity.WARNING)
@@ -61,3 +66,61 @@ def _message(part: AddedPart, tensors: int, *, known: bool) -> str:
         f"{len(part.names)} of {tensors} tensor names have the part {shown(part.text)}{added} "
         f"(for example {shown(part.names[0])}): {harm}"
     )
+
+
+@rule("BW407", "layers-missing", Severity.ERROR)
+def layers_missing(evidence: Evidence) -> Iterator[Observation]:
+    """The config states more layers than the files hold.
+
+    What: the config's number of layers is larger than the number of layers that are stored beside the embedding. This
+    is seen from the names alone, in models with one stack of layers whose class is known.
+
+    Why it hurts: transformers draws the missing layers at random, which it says in its load report and nowhere else.
+
+    Example: one stage of a pipeline was saved as if it were the model, or layers were pruned and the config was not
+    changed.
+
+    Fix: fetch the missing tensors. If the layers were removed on purpose, write their number into config.json.
+    """
+    declaration, config = evidence.declaration, evidence.config
+    stack = _stack(evidence.tensors, declaration.embedding or "")
+    if config is None or not declaration.loaders or not evidence.complete or stack is None:
+        return
+    text = config.get("text_config")
+    levels = [level for level in (config, text) if isinstance(level, dict)]
+    stated = [(key, level[key]) for level in levels for key in LAYER_COUNTS if type(level.get(key)) is int]
+    if len({count for _, count in stated}) != 1:
+        return
+    name, stored = stack
+    key, count = stated[0]
+    if not 0 < count <= MOST_LAYERS or max(stored) >= count:
+        return
+    missing = [str(at) for at in range(count) if at not in stored]
+    if missing:
+        yield Observation(
+            message=(
+                f"{key} is {count}, but {len(missing)} of the layers {shown(name + 'N')} "
+                f"{'is' if len(missing) == 1 else 'are'} not stored ({listed(missing, 8)}): transformers draws "
+                f"{'it' if len(missing) == 1 else 'them'} at random"
+            ),
+            help=f"fetch the missing tensors, or write {key}: {len(stored)} if the layers were removed on purpose",
+            file="config.json",
+        )
+
+
+def _stack(names: Iterable[str], embedding: str) -> tuple[str, set[int]] | None:
+    """The one stack of numbered layers beside the embedding, and the numbers in it; `None` without exactly one."""
+    stacks: dict[str, set[int]] = {}
+    for name in names:
+        segments = name.split(".")
+        for at, segment in enumerate(segments[1:], 1):
+            if segment.isdecimal() and segments[at - 1] in STACKS:
+                stacks.setdefault(".".join(segments[:at]) + ".", set()).add(int(segment))
+                break
+    parent = embedding
+    while parent:
+        parent = parent.rpartition(".")[0]
+        near = {stack: numbers for stack, numbers in stacks.items() if not parent or stack.startswith(f"{parent}.")}
+        if near:
+            return next(iter(near.items())) if len(near) == 1 else None
+    return None
