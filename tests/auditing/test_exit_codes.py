@@ -372,3 +372,31 @@ def test_the_version_is_printed() -> None:
     from bowline import __version__
 
     assert bowline("--version").output == f"bowline {__version__}\n"
+
+
+# --- directories of checkpoints -------------------------------------------------------------------------------------
+
+
+def test_recursive_audits_each_checkpoint_below_a_directory(tmp_path: Path) -> None:
+    tied_gpt2(tmp_path / "checkpoint-500")
+    write(tmp_path / "checkpoint-1000", {WTE: table(), HEAD: OWN}, GPT2)
+    alone = bowline("audit", tmp_path)
+    assert alone.exit_code == 2
+    assert "2 checkpoints below: checkpoint-500, checkpoint-1000 (help: give one of them; `bowline" in alone.output
+    result = bowline("audit", tmp_path, "--recursive", "--output-format", "json")
+    assert result.exit_code == 1
+    paths = [Path(checkpoint["path"]).name for checkpoint in json.loads(result.output)["checkpoints"]]
+    assert paths == ["checkpoint-500", "checkpoint-1000"]
+
+
+def test_recursive_reports_an_adapter_and_a_place_without_checkpoints_as_failures(tmp_path: Path) -> None:
+    tied_gpt2(tmp_path / "model")
+    lora = {"base_model.model.lm_head.lora_A.weight": OWN}
+    write(tmp_path / "adapter", lora, name="adapter_model.safetensors", files={"adapter_config": {}})
+    result = bowline("audit", tmp_path, "--recursive")
+    assert result.exit_code == 2
+    assert "a PEFT adapter whose base is not stated" in result.output
+    assert "Nothing found in 1 checkpoint. 1 path could not be audited." in result.output
+    (tmp_path / "empty").mkdir()
+    assert bowline("audit", tmp_path / "empty", "--recursive").exit_code == 2
+    assert bowline("audit", tmp_path / "model" / "model.safetensors", "--recursive").exit_code == 0

@@ -245,6 +245,24 @@ def test_bw309_shards_without_their_index(tmp_path: Path) -> None:
     assert (found.severity, found.file) == (Severity.ERROR, FIRST)
 
 
+def test_bw309_names_the_shards_that_are_missing(tmp_path: Path) -> None:
+    for number in (1, 4):
+        write(tmp_path, {f"t{number}": table()}, GPT2, name=f"model-0000{number}-of-00005.safetensors")
+    found = one(tmp_path, "BW309")
+    assert found.message == (
+        "2 shards, but no index; transformers loads none of them; of 5 shards, 3 are missing: "
+        "model-00002-of-00005.safetensors, model-00003-of-00005.safetensors, model-00005-of-00005.safetensors"
+    )
+    assert found.help == "fetch the missing shards and the index (model.safetensors.index.json)"
+
+
+def test_bw309_names_a_few_of_very_many_missing_shards(tmp_path: Path) -> None:
+    write(tmp_path, {WTE: table()}, GPT2, name="model-00003-of-99999.safetensors")
+    message = one(tmp_path, "BW309").message
+    assert "of 99999 shards, 99998 are missing: model-00001-of-99999.safetensors, " in message
+    assert message.endswith("model-00005-of-99999.safetensors and 99994 more")
+
+
 def test_bw309_is_not_said_of_one_file_under_another_name(tmp_path: Path) -> None:
     write(tmp_path, {WTE: table()}, GPT2, name="weights.safetensors")
     assert codes(tmp_path) == []

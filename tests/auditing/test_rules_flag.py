@@ -245,6 +245,27 @@ def test_bw106_neither_end_is_stored(tmp_path: Path) -> None:
     assert (found.severity, found.tensors, found.fixable) == (Severity.ERROR, (HEAD, WTE), False)
 
 
+@pytest.mark.parametrize("prefix", ["module.", "net.gpt.", "\x1b[2J."])
+def test_bw106_names_the_prefix_that_every_tensor_has(tmp_path: Path, prefix: str) -> None:
+    tensors = {f"{prefix}{WTE}": table(), f"{prefix}transformer.ln_f.weight": np.ones(8, np.float32)}
+    found = one(write(tmp_path, tensors, GPT2), "BW106")
+    assert found.message.endswith(f"; every tensor name begins with {prefix!r}")
+    assert found.help == f"remove the prefix {prefix!r} from every tensor name"
+
+
+def test_bw106_names_a_prefix_that_hides_another_tensor_and_does_not_say_to_remove_it(tmp_path: Path) -> None:
+    found = one(write(tmp_path, {"net.ln.weight": table(), "net.ln.bias": table()}, GPT2), "BW106")
+    assert found.message.endswith("; every tensor name begins with 'net.ln.'")
+    assert found.help.startswith("fetch the missing shard")
+
+
+def test_bw106_names_no_prefix_where_the_class_has_it_or_one_tensor_lacks_it(tmp_path: Path) -> None:
+    lone = one(write(tmp_path / "own", {"transformer.ln_f.weight": table()}, GPT2), "BW106")
+    mixed = one(write(tmp_path / "mixed", {f"net.{WTE}": table(), "other.weight": table()}, GPT2), "BW106")
+    assert "prefix" not in lone.message + lone.help + mixed.message + mixed.help
+    assert lone.message.endswith(mixed.message[-9:]) and lone.message.endswith("at random")
+
+
 def test_bw106_a_missing_bias_is_a_warning(tmp_path: Path) -> None:
     found = one(write(tmp_path, {BERT_EMBED: table()}, BERT), "BW106")
     assert (found.severity, found.tensors) == (Severity.WARNING, (DECODER_BIAS, BIAS))

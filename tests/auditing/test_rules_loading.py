@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from bowline.auditing import Severity
 from bowline.checkpoint.formats.wrapper_names import WRAPPERS
-from tests.checkpoints import BERT, GPT2, HEAD, LLAMA, OWN, UNKNOWN, WTE, codes, findings, one, table, write
+from tests.checkpoints import BERT, GPT2, HEAD, LLAMA, OWN, T5, UNKNOWN, WTE, codes, findings, one, table, write
 
 NORM = np.ones(8, np.float32)
 EMBED, LAYER = "model.embed_tokens.weight", "model.layers.0.input_layernorm.weight"
@@ -49,7 +50,7 @@ def test_bw406_a_trained_head_under_a_wrapper(tmp_path: Path) -> None:
     assert codes(write(tmp_path, tensors, GPT2)) == ["BW406"]
 
 
-def test_bw406_the_prefix_that_transformers_adds_itself_is_none(tmp_path: Path) -> None:
+def test_bw406_is_not_said_of_the_prefix_that_transformers_adds_itself(tmp_path: Path) -> None:
     assert codes(write(tmp_path, {"embed_tokens.weight": table(), "layers.0.norm.weight": NORM}, TIED_LLAMA)) == []
     assert "BW406" not in codes(write(tmp_path / "2", {f"model.{EMBED}": table()}, TIED_LLAMA))
 
@@ -59,7 +60,7 @@ def test_bw406_is_a_warning_for_a_class_that_may_have_such_names(tmp_path: Path)
     assert one(write(tmp_path, tensors, UNKNOWN), "BW406").severity is Severity.WARNING
 
 
-def test_bw406_a_module_among_the_names_of_an_unknown_class_is_none(tmp_path: Path) -> None:
+def test_bw406_is_not_said_of_a_module_among_the_names_of_an_unknown_class(tmp_path: Path) -> None:
     tensors = {"embed_tokens.weight": table(), "layers.0.module.weight": NORM}
     assert "BW406" not in codes(write(tmp_path, tensors, UNKNOWN))
 
@@ -68,3 +69,36 @@ def test_bw406_is_not_said_of_the_names_that_classes_have(tmp_path: Path) -> Non
     names = ["bert.encoder.layer.0.output.LayerNorm.weight", "bert.embeddings.position_embeddings.weight"]
     bert = {"bert.embeddings.word_embeddings.weight": table(), **dict.fromkeys(names, NORM)}
     assert "BW406" not in codes(write(tmp_path, bert, BERT))
+
+
+# --- BW407 layers-missing -------------------------------------------------------------------------------------------
+
+
+def llama(path: Path, stored: Iterable[int], **config: object) -> Path:
+    layers = {f"model.layers.{at}.norm.weight": NORM for at in stored}
+    return write(path, {EMBED: table(), **layers}, {**TIED_LLAMA, **config})
+
+
+def test_bw407_layers_at_the_end_or_in_the_middle_are_missing(tmp_path: Path) -> None:
+    found = one(llama(tmp_path / "a", range(3), num_hidden_layers=5), "BW407")
+    assert found.severity is Severity.ERROR
+    assert "num_hidden_layers is 5, but 2 of the layers 'model.layers.N' are not stored (3, 4)" in found.message
+    assert "1 of the layers" in one(llama(tmp_path / "b", [0, 2], num_hidden_layers=3), "BW407").message
+
+
+def test_bw407_is_not_said_when_all_are_stored_or_more(tmp_path: Path) -> None:
+    assert codes(llama(tmp_path / "a", range(3), num_hidden_layers=3)) == []
+    assert codes(llama(tmp_path / "b", [0, 1, 3], num_hidden_layers=3)) == []  # a layer more, for another head
+    assert codes(llama(tmp_path / "c", range(3))) == []
+
+
+@pytest.mark.parametrize("count", [None, "5", True, 0, -1, 10**30, 5.0])
+def test_bw407_is_not_said_of_a_number_that_is_none(tmp_path: Path, count: object) -> None:
+    assert "BW407" not in codes(llama(tmp_path, range(3), num_hidden_layers=count))
+
+
+def test_bw407_is_not_said_of_two_stacks_or_of_a_towers_layers(tmp_path: Path) -> None:
+    two = {"shared.weight": table(), "encoder.block.0.norm.weight": NORM, "decoder.block.0.norm.weight": NORM}
+    assert "BW407" not in codes(write(tmp_path / "a", two, {**T5, "num_layers": 2}))
+    tower = {EMBED: table(), LAYER: NORM, "vision_tower.layers.0.norm.weight": NORM}
+    assert "BW407" not in codes(write(tmp_path / "b", tower, {**TIED_LLAMA, "num_hidden_layers": 1}))

@@ -11,7 +11,23 @@ import numpy.typing as npt
 import pytest
 
 from bowline.auditing import Severity
-from tests.checkpoints import BART, BERT, GPT2, HEAD, LLAMA, OWN, ROWS, WTE, codes, one, table, tied_gpt2, write
+from tests.checkpoints import (
+    BART,
+    BERT,
+    GPT2,
+    HEAD,
+    LLAMA,
+    OWN,
+    ROWS,
+    T5,
+    WTE,
+    codes,
+    findings,
+    one,
+    table,
+    tied_gpt2,
+    write,
+)
 
 EMBED = "model.embed_tokens.weight"
 BERT_EMBED = "bert.embeddings.word_embeddings.weight"
@@ -133,6 +149,53 @@ def test_bw204_a_trained_row_is_information(tmp_path: Path) -> None:
     assert "is trained: a tied head trains it" in found.message
 
 
+@pytest.mark.parametrize(
+    ("config", "files", "named"),
+    [
+        ({"eos_token_id": 3}, {}, "eos_token_id"),
+        ({"eos_token_id": [5, 3], "bos_token_id": 3}, {}, "eos_token_id[1]"),
+        ({"text_config": {"eos_token_id": 3}}, {}, "text_config.eos_token_id"),
+        (
+            {"eos_token_id": 5},
+            {"generation_config": {"eos_token_id": [5, 3]}},
+            "eos_token_id[1] of generation_config.json",
+        ),
+        ({}, {"tokenizer_config": {"eos_token": "t3", "pad_token": "t3"}}, "the tokenizer's eos_token"),
+        ({}, {"special_tokens_map": {"eos_token": {"content": "t3"}}}, "the tokenizer's eos_token"),
+    ],
+)
+def test_bw204_a_row_that_is_the_end_of_text_too_is_trained_as_a_label(
+    tmp_path: Path, config: dict[str, Any], files: dict[str, object], named: str
+) -> None:
+    files = {"tokenizer": tokenizer(63), **files}
+    path = write(tmp_path, {WTE: with_rows({3: 1})}, {**GPT2, "pad_token_id": 3, **config}, files=files)
+    found = one(path, "BW204")
+    assert found.message == f"row 3 (pad_token_id) is trained: it is also {named}, so it is trained as a label"
+    assert "mask padded labels by the attention mask" in found.help
+
+
+def test_bw204_a_zero_row_that_is_the_end_of_text_too_must_not_be_masked(tmp_path: Path) -> None:
+    trained = table() * np.linspace(0.5, 2.0, ROWS, dtype=np.float32)[:, None]
+    trained[3] = 0
+    found = one(write(tmp_path, {WTE: trained}, {**GPT2, "pad_token_id": 3, "eos_token_id": 3}), "BW204")
+    assert found.message.startswith("row 3 (pad_token_id, also eos_token_id) is zero and the head is tied")
+    assert found.help.startswith("take the row from an earlier checkpoint")
+
+
+def test_bw204_a_row_that_begins_the_decoders_texts_is_trained_by_both(tmp_path: Path) -> None:
+    config = {**T5, "pad_token_id": 3, "decoder_start_token_id": 3, "eos_token_id": 1}
+    assert one(write(tmp_path, {"shared.weight": with_rows({3: 1})}, config), "BW204").message == (
+        "row 3 (pad_token_id) is trained: every input of the decoder begins with it (decoder_start_token_id) and a "
+        "tied head trains it through the softmax's denominator"
+    )
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"eos_token_id": "3"}'])
+def test_bw204_says_what_it_says_without_a_generation_config_that_can_be_read(tmp_path: Path, broken: str) -> None:
+    path = write(tmp_path, {WTE: with_rows({3: 1})}, {**GPT2, "pad_token_id": 3}, files={"generation_config": broken})
+    assert "is trained: a tied head trains it" in one(path, "BW204").message
+
+
 def test_bw204_a_copy_names_the_row_that_it_repeats(tmp_path: Path) -> None:
     assert "is a copy of row 9" in one(padded(tmp_path, table()[9]), "BW204").message
 
@@ -243,6 +306,68 @@ def test_bw208_is_not_said_of_a_fresh_table(tmp_path: Path) -> None:
 def test_bw208_is_not_said_where_all_rows_point_one_way(tmp_path: Path) -> None:
     narrow = table(1024, 64) + np.float32(5)
     assert codes(write(tmp_path, {WTE: narrow}, {**GPT2, "vocab_size": 1024})) == []
+
+
+def with_unused(rows: int = 4096, width: int = 64, noise: float = 0.014, **groups: range) -> npt.NDArray[np.float32]:
+    """A table like Gemma's: all rows are of one length, and those of each group have a cosine of .9999 by default."""
+    random = np.random.default_rng(5)
+    values = random.normal(size=(rows, width)) + 0.5
+    for group in groups.values():
+        values[list(group)] = random.normal(size=width) + 0.5 + noise * random.normal(size=(len(group), width))
+    unit: npt.NDArray[np.float32] = (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
+    return unit
+
+
+def unused_gpt2(directory: Path, values: Any, **files: object) -> Path:
+    return write(directory, {WTE: values}, {**GPT2, "vocab_size": len(values)}, files=files)
+
+
+def test_bw208_rows_that_are_nearly_equal_although_as_long_as_all_others(tmp_path: Path) -> None:
+    names = {f"<unused{at}>": 7 + at for at in range(99)} | {"<unused\x1b[2J>": 106}
+    path = unused_gpt2(tmp_path, with_unused(unused=range(7, 107)), tokenizer={"model": {"vocab": names}})
+    found = one(path, "BW208")
+    assert (found.severity, found.tensors) == (Severity.INFO, (WTE,))
+    assert found.message == (
+        f"{WTE} has 100 rows (2.4%) that look untrained (7-106): they are equal up to noise; "
+        "among them '<unused0>', '<unused33>', '<unused66>', '<unused\\x1b[2J>'"
+    )
+
+
+def test_bw208_several_groups_are_one_finding(tmp_path: Path) -> None:
+    found = one(unused_gpt2(tmp_path, with_unused(one=range(7, 17), other=range(4000, 4005))), "BW208")
+    assert "15 rows (0.4%) that look untrained (7-16, 4000-4004): within each of 2 groups they are" in found.message
+
+
+def test_bw208_short_rows_and_nearly_equal_rows_are_two_findings(tmp_path: Path) -> None:
+    values = partly_trained(100, common=1.0)
+    values[500:520] = values[500] + np.float32(0.001) * values[520:540]
+    short, equal = (found for found in findings(unused_gpt2(tmp_path, values)) if found.code == "BW208")
+    assert "(0-99): they are short and point in one direction" in short.message
+    assert "(500-519): they are equal up to noise" in equal.message
+
+
+def test_bw208_is_not_said_twice_of_short_rows_that_are_nearly_equal(tmp_path: Path) -> None:
+    values = partly_trained(100, common=1.0)
+    values[:100] = values[0] + np.float32(0.001) * values[100:200]
+    assert "they are short" in one(unused_gpt2(tmp_path, values), "BW208").message
+
+
+def test_bw208_is_not_said_of_rows_that_are_the_same_and_like_no_other(tmp_path: Path) -> None:
+    assert codes(unused_gpt2(tmp_path, with_unused(noise=0.0, unused=range(7, 107)))) == ["BW205"]
+
+
+def test_bw208_is_not_said_of_rows_that_are_only_similar(tmp_path: Path) -> None:
+    assert codes(unused_gpt2(tmp_path, with_unused(noise=0.2, unused=range(7, 107)))) == []
+
+
+def test_bw208_is_not_said_of_three_rows(tmp_path: Path) -> None:
+    assert codes(unused_gpt2(tmp_path, with_unused(unused=range(7, 10)))) == []
+
+
+def test_bw208_nearly_equal_rows_are_found_where_all_rows_point_one_way(tmp_path: Path) -> None:
+    narrow = table(1024, 64) + np.float32(5)
+    narrow[10:30] = narrow[10] + np.float32(0.01) * table(20, 64, seed=3)
+    assert "20 rows (2.0%) that look untrained (10-29)" in one(unused_gpt2(tmp_path, narrow), "BW208").message
 
 
 # --- BW209 uneven-rows ----------------------------------------------------------------------------------------------

@@ -244,6 +244,40 @@ def test_what_bert_cannot_do_says_why(bert: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["generate", "fill-mask"])
+def test_a_checkpoint_without_a_head_is_not_sent_to_the_other_command(verb: str, minilm: Path, tmp_path: Path) -> None:
+    ends = {"generate": "next tokens or masked ones", "fill-mask": "masked tokens or next ones"}
+    for place, cls in ((minilm, "BertModel"), (tmp_path, "GPT2Model")):
+        if place is tmp_path:
+            GPT2Model(GPT2Config(vocab_size=9, n_embd=4, n_layer=1, n_head=1)).save_pretrained(place)
+        said = refused(verb, str(place), "the [MASK]")
+        assert f"{place}: the checkpoint is a {cls}, which has no head that predicts {ends[verb]}" in said
+        assert "`bowline generate`" not in said and "`bowline fill-mask`" not in said
+        assert "bowline.models.load gives its hidden states" in said
+        assert f"`bowline train --init-from {place}` trains it with a head" in said
+
+
+def test_a_classifier_says_that_it_classifies(tmp_path: Path) -> None:
+    module = pytest.importorskip("bowline.models.bert")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    module.BertForSequenceClassification(module.BertConfig(vocab_size=9, **sizes)).save_pretrained(tmp_path)
+    for verb in ("generate", "fill-mask"):
+        said = refused(verb, str(tmp_path), "the [MASK]")
+        assert "the checkpoint is a BertForSequenceClassification, which has no head that predicts " in said
+        assert "bowline.models.load gives its classes" in said
+
+
+def test_each_head_is_sent_to_the_command_that_it_has(gpt2: Path, bert: Path) -> None:
+    assert (
+        "a BertForMaskedLM has no head that predicts next tokens, only masked ones (help: use `bowline fill-mask`)"
+        in refused("generate", str(bert), TEXT)
+    )
+    assert (
+        "a GPT2LMHeadModel has no head that predicts masked tokens, only next ones (help: use `bowline generate`)"
+        in refused("fill-mask", str(gpt2), "a [MASK]")
+    )
+
+
+@pytest.mark.parametrize("verb", ["generate", "fill-mask"])
 def test_without_torch_the_exit_code_is_2_and_the_message_says_what_to_install(verb: str, gpt2: Path) -> None:
     code = f"import sys; sys.modules['torch'] = None; sys.argv = ['bowline', {verb!r}, {str(gpt2)!r}, 'a']"
     code += "; from bowline.cli import main; main()"

@@ -11,9 +11,11 @@ from typer.testing import CliRunner, Result
 
 from bowline.cli.generate import generate
 from bowline.cli.train import TRY, TrainCommand, train
-from bowline.errors import UsageError
+from bowline.errors import ConfigError, UsageError
 from bowline.train.loop.run_log import read_log
 from bowline.train.presets import FAMILIES
+from tests.checkpoints import config as checkpoint_config
+from tests.checkpoints import table, write
 from tests.train.texts import library
 
 TINY = {"model": {"n_embd": 16, "n_layer": 1, "n_head": 2}, "held_out_share": 0.2, "held_out_tokens": 256}
@@ -128,6 +130,36 @@ def test_a_short_model_can_be_tried_as_the_last_line_says(config: Path, tmp_path
     run("--config", config, "--out", out, "--length", 16)
     said = CliRunner().invoke(app, ["generate", str(out), "def "], catch_exceptions=False)
     assert said.exit_code == 0
+
+
+def test_the_family_of_a_checkpoint_to_fine_tune_is_read_from_it(config: Path, data: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    run("--config", config, "--out", first, "--steps", 2)
+    more: list[str | Path | float] = ["--data", data, "--steps", 2, "--length", 32, "--batch-size", 2]
+    run("--init-from", first, *more, "--out", tmp_path / "second")
+    content = json.loads((tmp_path / "second" / "run.json").read_text())["config"]
+    assert (content["family"], content["init_from"]) == ("gpt2", str(first))
+    with pytest.raises(
+        ConfigError, match=r"expected a checkpoint of the family bert, got .*gpt2 \(help: --family gpt2"
+    ):
+        run("--family", "bert", "--init-from", first, "--data", tmp_path / "no text", "--out", tmp_path / "third")
+    assert not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize("family", [(), ("--family", "gpt2")], ids=["inferred", "given"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "roberta"])
+def test_a_family_without_a_model_here_is_refused_before_text_or_weights_are_read(
+    model_type: str, family: tuple[str, ...], data: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "llama"
+    write(place, {"model.embed_tokens.weight": table()}, checkpoint_config("SomeForCausalLM", model_type))
+    with pytest.raises(ConfigError) as error:
+        run(*family, "--init-from", place, "--data", tmp_path / "no text", "--out", tmp_path / "out")
+    assert f"{place}: config: model_type is {model_type!r}" in error.value.message
+    assert "Bowline has no model" in error.value.message
+    assert "bowline.use_tied_loss(model)" in str(error.value.help)
+    assert "--tokenizer" not in str(error.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_option_that_is_none_ends_with_two(tmp_path: Path) -> None:

@@ -129,8 +129,10 @@ def test_a_tokenizer_of_another_family_is_refused(
     family: str, of: str, lacking: str, made: dict[str, TextTokenizer], tmp_path: Path
 ) -> None:
     made[of].save(tmp_path)
-    with pytest.raises(UsageError, match=f"the tokenizer has no {lacking}"):
-        take_tokenizer(family, tmp_path)
+    for asked in (True, False):  # whether the user gave the tokenizer, or a checkpoint that has it
+        with pytest.raises(UsageError, match=f"the tokenizer has no {lacking}") as error:
+            take_tokenizer(family, tmp_path, asked_for=asked)
+        assert ("leave --tokenizer out" in str(error.value.help)) is asked
 
 
 def test_a_directory_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:

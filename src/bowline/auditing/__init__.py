@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from bowline.auditing.audit_report import AuditReport, findings_of, select_rules
 from bowline.auditing.evidence import Evidence
@@ -16,6 +17,7 @@ from bowline.auditing.evidence_gathering import gather
 from bowline.auditing.progress import Progress
 from bowline.auditing.rules import Finding, Severity
 from bowline.checkpoint import open_checkpoint
+from bowline.errors import UsageError
 
 __all__ = ["AuditReport", "Evidence", "Finding", "Severity", "audit"]
 
@@ -24,6 +26,7 @@ def audit(
     place: str | os.PathLike[str],
     *,
     values: bool = True,
+    base: str | os.PathLike[str] | None = None,
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     progress: Progress | None = None,
@@ -34,9 +37,13 @@ def audit(
     two stored ends of a tie are not compared. `select` and `ignore` take codes or beginnings of codes; `progress`
     is called with the number of bytes that will be read and with each number that has been.
 
+    `base` is the original checkpoint, in the same forms as `place`: the rows of embedding and head are compared with
+    it (`report.evidence.base`).
+
     Raises:
-        CheckpointError: the checkpoint cannot be read at all. A fault in a readable checkpoint is a finding instead.
-        UsageError: `place` is not a path, or no rule has such a code.
+        CheckpointError: the checkpoint or the base cannot be read at all. A fault in a readable checkpoint is a finding
+            instead.
+        UsageError: `place` is not a path, no rule has such a code, or `base` is given without `values`.
 
     Example:
         >>> report = audit(minilm)  # doctest: +SKIP
@@ -44,6 +51,12 @@ def audit(
         ('bert', True)
     """
     rules = select_rules(select, ignore)
-    with open_checkpoint(place) as checkpoint:
-        evidence = gather(checkpoint, values=values, progress=progress)
+    if base is not None and not values:
+        raise UsageError(
+            "base is compared by values, but values=False reads none", help="leave out one of the two", argument="base"
+        )
+    with ExitStack() as stack:
+        checkpoint = stack.enter_context(open_checkpoint(place))
+        original = stack.enter_context(open_checkpoint(base)) if base is not None else None
+        evidence = gather(checkpoint, values=values, base=original, progress=progress)
     return AuditReport(evidence=evidence, findings=findings_of(evidence, rules))

@@ -53,6 +53,7 @@ class AuditReport:
                 {"id": evidence.padding.id, "class": evidence.padding.row_class.value} if evidence.padding else None
             ),
             "geometry": evidence.geometry.as_dict() if evidence.geometry else None,
+            "base": evidence.base.as_dict() if evidence.base else None,
         }
 
 
@@ -70,7 +71,7 @@ def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tupl
 
     Example:
         >>> [rule.code for rule in select_rules(["BW40"], ["BW402"])]
-        ['BW401', 'BW403', 'BW404', 'BW405', 'BW406']
+        ['BW401', 'BW403', 'BW404', 'BW405', 'BW406', 'BW407']
     """
     rules = all_rules()
     for prefix in (*select, *ignore):

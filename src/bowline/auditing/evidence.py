@@ -17,6 +17,7 @@ from bowline.families.resolver import resolve
 from bowline.tie import Tie, TieState
 
 if TYPE_CHECKING:  # an audit of headers needs no numpy
+    from bowline.auditing.base_comparison import BaseComparison
     from bowline.auditing.difference import TableDifference
     from bowline.auditing.row_statistics import PaddingRow, TableRows
     from bowline.geometry import GeometryReport
@@ -53,6 +54,7 @@ class Evidence:
 
     location: str
     config: Mapping[str, Any] | None
+    generation_config: Mapping[str, Any] | None
     declaration: Declaration
     tensors: Mapping[str, StoredTensor]
     metadata: Mapping[str, str]
@@ -69,6 +71,8 @@ class Evidence:
     complete: bool
     """Whether every file of the checkpoint was read; if not, a missing tensor may be in an unread file."""
     values_read: bool
+    base: BaseComparison | None = None
+    """The comparison with the original checkpoint, if one was given."""
 
     def fates_under(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Outcome | None]]:
         """The outcomes of the same stored tensors under another config."""

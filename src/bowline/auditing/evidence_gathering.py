@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from bowline.auditing.evidence import Evidence, TieEvidence, compare_headers
 from bowline.auditing.loaders import Fate, Outcome, StoredFacts, predict
@@ -13,6 +14,7 @@ from bowline.auditing.tokenizer_files import read_tokenizer
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.lint import LintKind
+from bowline.errors import CheckpointError
 from bowline.families.declaration import Declaration, DeclaredTie
 from bowline.families.resolver import resolve
 from bowline.tie import Tie, TieState
@@ -20,8 +22,13 @@ from bowline.tie import Tie, TieState
 __all__ = ["gather"]
 
 
-def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | None = None) -> Evidence:
-    """Collect the evidence of a checkpoint. With `values=False` only headers, config and tokenizer are read."""
+def gather(
+    checkpoint: Checkpoint, *, values: bool = True, base: Checkpoint | None = None, progress: Progress | None = None
+) -> Evidence:
+    """Collect the evidence of a checkpoint. With `values=False` only headers, config and tokenizer are read.
+
+    `base` is the checkpoint whose tables are compared with this one's.
+    """
     tensors = checkpoint.tensors
     declaration = resolve(checkpoint.config, {name: tensor.shape for name, tensor in tensors.items()})
     if values:
@@ -42,6 +49,11 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
     else:
         ties = tuple(compare_headers(tensors, declared, complete=checkpoint.complete) for declared in declaration.ties)
         further, tables, padding, geometry, odd_bools = (), (), None, None, ()
+    compared = None
+    if base is not None:
+        from bowline.auditing.base_comparison import compare_with_base
+
+        compared = compare_with_base(checkpoint, declaration, base, progress or Progress())
     seen = StoredFacts(
         stored=frozenset(tensors),
         equal={tie.tie: _equal(tie) for tie in (*ties, *further)},
@@ -54,6 +66,7 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
     return Evidence(
         location=checkpoint.location,
         config=checkpoint.config,
+        generation_config=_generation_config(checkpoint),
         declaration=declaration,
         tensors=tensors,
         metadata=checkpoint.metadata,
@@ -68,7 +81,17 @@ def gather(checkpoint: Checkpoint, *, values: bool = True, progress: Progress | 
         seen=seen,
         complete=checkpoint.complete,
         values_read=values,
+        base=compared,
     )
+
+
+def _generation_config(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
+    """The content of `generation_config.json`; `None` if it is missing or cannot be read."""
+    try:
+        content = checkpoint.json("generation_config.json")
+    except CheckpointError:
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _beside(declaration: Declaration, tensors: Mapping[str, StoredTensor]) -> tuple[DeclaredTie, ...]:

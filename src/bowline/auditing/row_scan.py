@@ -31,7 +31,15 @@ BLOCK_BYTES = 512 << 10
 NORM_ELEMENTS = 96 << 20
 """Above this number of elements, row norms are estimated from `NORM_COLUMNS` columns."""
 NORM_COLUMNS = 256
+"""Sketches are always made from so many columns: they only find the rows to compare in full."""
 MOST_THREADS = 8
+SKETCH_BITS = 64
+SKETCH_SAMPLE = 64
+"""Rows from which the mean direction of a table is estimated."""
+SERIAL_PRODUCT = 1 << 18
+"""A product of so many multiplications is computed by one thread in OpenBLAS."""
+FEWEST_COLUMNS = 16
+"""Rows shorter than this can point in one direction by chance, so they have no sketch."""
 MOST_ROWS = 1 << 24
 MOST_COLUMNS = 1 << 22
 """Limits far above any vocabulary's table, because a sparse file of zeros can claim any size."""
@@ -54,12 +62,14 @@ Values = npt.NDArray[Any]
 
 @dataclass(slots=True, kw_only=True)
 class RowScan:
-    """The scan of one table, with an entry per row: magnitude bits, a fingerprint of the bytes, the norm."""
+    """The scan of one table, with an entry per row: magnitude bits, a fingerprint of the bytes, the norm, a sketch."""
 
     tensor: StoredTensor
     largest_bits: Words
     fingerprint: npt.NDArray[np.uint64]
     square_norm: npt.NDArray[np.float32]
+    sketch: npt.NDArray[np.uint64]
+    """Signs of `SKETCH_BITS` random projections of the row's direction; similar rows have most bits in common."""
     norm_columns: int | None
     """The number of columns that the norms were estimated from; `None` when all were read."""
 
@@ -90,7 +100,7 @@ class RowScan:
 
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
         """The arrays that have an entry per row."""
-        return self.largest_bits, self.fingerprint, self.square_norm
+        return self.largest_bits, self.fingerprint, self.square_norm, self.sketch
 
     @property
     def norm(self) -> npt.NDArray[np.float32]:
@@ -159,6 +169,7 @@ def scan_tables(
         ),
     )
     step = max(1, BLOCK_BYTES * 8 // max(1, columns * BITS[first.dtype]))
+    sketcher = _Sketcher.of_table(_Reader(checkpoint, first, 1)) if columns >= FEWEST_COLUMNS else None
 
     stopping = Event()
 
@@ -170,9 +181,9 @@ def scan_tables(
                 return
             end = min(at + step, stop)
             words = table.words(at, end)
-            _describe_rows(scan.rows, table, words, at, end)
+            _describe_rows(scan.rows, table, words, at, end, sketcher)
             for pair, reader in zip(scan.pairs, beside, strict=True):
-                _compare_rows(pair, scan.rows, table, words, reader, at, end)
+                _compare_rows(pair, scan.rows, table, words, reader, at, end, sketcher)
             if progress is not None:
                 progress.advance((end - at) * per_row)
 
@@ -187,6 +198,7 @@ def _empty_scan(tensor: StoredTensor) -> RowScan:
         largest_bits=np.zeros(rows, _word_type(tensor)),
         fingerprint=np.zeros(rows, np.uint64),
         square_norm=np.zeros(rows, np.float32),
+        sketch=np.zeros(rows, np.uint64),
         norm_columns=None if rows * columns <= NORM_ELEMENTS or columns <= NORM_COLUMNS else NORM_COLUMNS,
     )
 
@@ -227,17 +239,78 @@ def decoded(words: Words, dtype: str) -> Values:
         return decode(np.ascontiguousarray(words).view(np.uint8), dtype, words.shape).astype(np.float32, copy=False)
 
 
-def _describe_rows(scan: RowScan, reader: _Reader, words: Words, start: int, stop: int) -> None:
+@dataclass(frozen=True, slots=True)
+class _Sketcher:
+    """Makes the sketches of rows (Charikar 2002): for each of 64 random vectors, on which side of the mean a row lies.
+
+    The share of bits in which two rows differ is about the angle between them, seen from the mean direction of the
+    table, over pi.
+    """
+
+    planes: npt.NDArray[np.float32]
+    """The random vectors, `(columns, SKETCH_BITS)`."""
+    mean: npt.NDArray[np.float32]
+    """The projections of the mean direction, `(SKETCH_BITS,)`."""
+
+    @classmethod
+    def of_table(cls, reader: _Reader) -> _Sketcher:
+        """A sketcher for a table, whose mean direction it estimates from `SKETCH_SAMPLE` rows."""
+        planes = np.random.default_rng(0).standard_normal((min(reader.columns, NORM_COLUMNS), SKETCH_BITS), np.float32)
+        rows = reader.tensor.shape[0]
+        total, count = np.zeros(len(planes)), 0
+        with np.errstate(invalid="ignore", over="ignore"):
+            for row in np.linspace(0, rows - 1, min(SKETCH_SAMPLE, rows)).astype(np.int64):
+                values = reader.values(reader.words(int(row), int(row) + 1))[0, : len(planes)].astype(np.float64)
+                length = np.linalg.norm(values)
+                if np.isfinite(length) and length > 0:
+                    total += values / length
+                    count += 1
+        return cls(planes, (total / max(1, count)).astype(np.float32) @ planes)
+
+    def sketch(self, values: Values) -> npt.NDArray[np.uint64]:
+        """The sketches of rows (n, columns); of no meaning where a row is not finite."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            head = values[:, : len(self.planes)].astype(np.float32, copy=False)
+            length = np.sqrt(np.vecdot(head, head))
+            sides = self._project(head) > length[:, None] * self.mean
+        return np.packbits(sides, axis=1).view(np.uint64).reshape(len(values))
+
+    def _project(self, head: Values) -> Values:
+        """`head @ planes`, in products so small that the BLAS starts no threads beside those of the scan."""
+        out = np.empty((len(head), SKETCH_BITS), np.float32)
+        step = max(1, SERIAL_PRODUCT // self.planes.size)
+        whole = len(head) // step * step
+        np.matmul(
+            head[:whole].reshape(-1, step, len(self.planes)),
+            self.planes,
+            out=out[:whole].reshape(-1, step, SKETCH_BITS),
+        )
+        np.matmul(head[whole:], self.planes, out=out[whole:])
+        return out
+
+
+def _describe_rows(
+    scan: RowScan, reader: _Reader, words: Words, start: int, stop: int, sketcher: _Sketcher | None
+) -> None:
     scan.largest_bits[start:stop] = np.bitwise_and(words, _magnitude(words)).max(axis=1, initial=0)
     scan.fingerprint[start:stop] = _wide_words(words).sum(axis=1, dtype=np.uint64)
     values = reader.values(words if scan.norm_columns is None else words[:, : scan.norm_columns])
     with np.errstate(invalid="ignore", over="ignore"):
         scan.square_norm[start:stop] = np.vecdot(values, values)
+    if sketcher is not None:
+        scan.sketch[start:stop] = sketcher.sketch(values)
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def _compare_rows(
-    pair: PairScan, first: RowScan, reader: _Reader, words: Words, other: _Reader, start: int, stop: int
+    pair: PairScan,
+    first: RowScan,
+    reader: _Reader,
+    words: Words,
+    other: _Reader,
+    start: int,
+    stop: int,
+    sketcher: _Sketcher | None,
 ) -> None:
     """Compare a block with its partner: by bits where they decide, by values where they do not."""
     beside = other.words(start, stop)
@@ -249,7 +322,7 @@ def _compare_rows(
         if first.has_nan[block].any():
             pair.has_nan = True
         return
-    _describe_rows(pair.rows, other, beside, start, stop)
+    _describe_rows(pair.rows, other, beside, start, stop, sketcher)
     not_finite = first.not_finite[block] | pair.rows.not_finite[block]
     if same_bits:
         apart = np.bitwise_and(np.bitwise_xor(words, beside), _magnitude(words)).max(axis=1, initial=0) > 0

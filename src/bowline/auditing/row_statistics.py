@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import prod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bowline.auditing.alike_rows import find_alike_rows
+from bowline.auditing.row_sampling import Ids, held, mean_cosine, take, unit
 from bowline.auditing.row_scan import RowScan
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
@@ -22,13 +21,11 @@ SEED_SHARE = 0.004
 FEWEST_SEEDS, MOST_SEEDS = 16, 256
 COHERENT = 0.4
 """Mean cosine of the shortest rows from which they count as having one direction, as never-trained rows have."""
+SHORT = 0.9
+"""The shortest rows count as short if they are below this share of the median length."""
 MOST_CANDIDATES = 16384
 MOST_DUPLICATES = 65536
 STANDARD_ERRORS = 4.0
-MOST_SAMPLED = 1 << 22
-"""Elements of a table that are held in memory at once: 2048 rows of 2048, fewer rows if they are longer."""
-
-Ids = npt.NDArray[np.int64]
 
 
 class PaddingClass(StrEnum):
@@ -61,6 +58,9 @@ class TableRows:
     not_finite: Ids
     duplicates: tuple[tuple[int, ...], ...]
     never_trained: Ids
+    """Short rows that point in one direction."""
+    alike: tuple[Ids, ...]
+    """Groups of rows of any length that are equal up to noise, the largest first."""
     drawn_std: float | None
     """The standard deviation of the draw, if all rows have the lengths of a fresh draw (an untrained table)."""
     norms_estimated_from: int | None
@@ -78,6 +78,7 @@ def describe_table(checkpoint: Checkpoint, scan: RowScan) -> TableRows:
         not_finite=np.flatnonzero(not_finite),
         duplicates=_duplicates(checkpoint, scan.tensor, scan.fingerprint, np.flatnonzero(sound)),
         never_trained=_never_trained(checkpoint, scan.tensor, norm, np.flatnonzero(sound)),
+        alike=find_alike_rows(checkpoint, scan, np.flatnonzero(sound)),
         drawn_std=_drawn_std(norm[sound], scan),
         norms_estimated_from=scan.norm_columns,
     )
@@ -103,13 +104,15 @@ def _never_trained(checkpoint: Checkpoint, tensor: StoredTensor, norm: npt.NDArr
     not, short rows that point in the direction of the seeds look never trained. A freshly drawn table has none.
     """
     nothing = np.empty(0, np.int64)
-    seeds_wanted = _held(tensor, min(MOST_SEEDS, max(FEWEST_SEEDS, int(SEED_SHARE * len(sound)))))
+    seeds_wanted = held(tensor, min(MOST_SEEDS, max(FEWEST_SEEDS, int(SEED_SHARE * len(sound)))))
     if len(tensor.shape) != 2 or len(sound) < 8 * seeds_wanted:
         return nothing
     order = sound[np.argsort(norm[sound], kind="stable")]
-    seeds = _unit(_take(checkpoint, tensor, order[:seeds_wanted]))
-    at_large = _unit(_take(checkpoint, tensor, order[np.linspace(0, len(order) - 1, seeds_wanted).astype(np.int64)]))
-    coherence, background = _mean_cosine(seeds), _mean_cosine(at_large)
+    if norm[order[seeds_wanted - 1]] > SHORT * np.median(norm[sound]):
+        return nothing
+    seeds = unit(take(checkpoint, tensor, order[:seeds_wanted]))
+    at_large = unit(take(checkpoint, tensor, order[np.linspace(0, len(order) - 1, seeds_wanted).astype(np.int64)]))
+    coherence, background = mean_cosine(seeds), mean_cosine(at_large)
     if coherence < COHERENT or coherence < 2 * background:
         return nothing
     direction = seeds.mean(axis=0)
@@ -118,10 +121,10 @@ def _never_trained(checkpoint: Checkpoint, tensor: StoredTensor, norm: npt.NDArr
     longest = 1.5 * float(norm[order[seeds_wanted - 1]])
     candidates = order[: int(np.searchsorted(norm[order], longest, side="right"))][:MOST_CANDIDATES]
     threshold = 0.9 * float(np.median(towards))
-    step = _held(tensor, 1024)
+    step = held(tensor, 1024)
     cosine = np.concatenate(
         [
-            _unit(_take(checkpoint, tensor, candidates[at : at + step])) @ direction
+            unit(take(checkpoint, tensor, candidates[at : at + step])) @ direction
             for at in range(0, len(candidates), step)
         ]
     )
@@ -154,8 +157,8 @@ def _is_mean(checkpoint: Checkpoint, scan: RowScan, pad: int, row: npt.NDArray[n
     sound = sound[sound != pad]
     if len(sound) < 2:
         return False
-    chosen = sound[np.linspace(0, len(sound) - 1, min(_held(scan.tensor, 2048), len(sound))).astype(np.int64)]
-    sample = _take(checkpoint, scan.tensor, chosen).astype(np.float64)
+    chosen = sound[np.linspace(0, len(sound) - 1, min(held(scan.tensor, 2048), len(sound))).astype(np.int64)]
+    sample = take(checkpoint, scan.tensor, chosen).astype(np.float64)
     mean, spread = sample.mean(axis=0), sample.std(axis=0)
     error = STANDARD_ERRORS * spread / np.sqrt(len(chosen)) + 2.0**-8 * np.abs(mean)
     short = float(np.linalg.norm(row)) < 0.5 * float(np.median(np.linalg.norm(sample, axis=1)))
@@ -183,33 +186,3 @@ def _looks_drawn(row: npt.NDArray[np.float64], std: float) -> bool:
     near_scale = abs(row.std() / std - 1.0) <= STANDARD_ERRORS / np.sqrt(2.0 * count)
     near_zero = abs(row.mean()) <= STANDARD_ERRORS * std / np.sqrt(count)
     return count >= 16 and bool(near_scale and near_zero)
-
-
-def _held(tensor: StoredTensor, rows: int) -> int:
-    """`rows`, or the number of rows that may be held in memory at once if that is smaller."""
-    return max(2, min(rows, MOST_SAMPLED // max(1, prod(tensor.shape[1:]))))
-
-
-def _take(checkpoint: Checkpoint, tensor: StoredTensor, rows: Sequence[int] | Ids) -> npt.NDArray[np.float32]:
-    """The chosen rows, with one read for each run of consecutive rows."""
-    taken = np.empty((len(rows), tensor.shape[1]), np.float32)
-    at = 0
-    while at < len(rows):
-        end = at + 1
-        while end < len(rows) and rows[end] == rows[end - 1] + 1:
-            end += 1
-        taken[at:end] = checkpoint.rows(tensor.name, int(rows[at]), int(rows[end - 1]) + 1)
-        at = end
-    return taken
-
-
-def _unit(rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit: npt.NDArray[np.float32] = rows / np.maximum(length, np.finfo(np.float32).tiny)
-    return unit
-
-
-def _mean_cosine(unit: npt.NDArray[np.float32]) -> float:
-    count = len(unit)
-    total = unit.sum(axis=0, dtype=np.float64)
-    return float((total @ total - count) / (count * (count - 1))) if count > 1 else 0.0

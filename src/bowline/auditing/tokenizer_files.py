@@ -23,7 +23,8 @@ class TokenizerFacts:
     added: frozenset[int] = frozenset()
     """Ids of tokens that were added to the vocabulary, not trained into it."""
     special: Mapping[str, str] = field(default_factory=dict)
-    """The tokens that `special_tokens_map.json` names, by role: `{"pad_token": "[PAD]"}`."""
+    """The special tokens by role, as `special_tokens_map.json` or `tokenizer_config.json` names them:
+    `{"pad_token": "[PAD]"}`."""
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -68,6 +69,10 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFacts | None:
         special = {part: text for part, value in named.items() if (text := _text(value)) is not None}
     if not files and not problems:
         return None
+    settings = read("tokenizer_config.json")
+    if isinstance(settings, dict):
+        named = {part: text for part, value in settings.items() if (text := _text(value)) is not None}
+        special = {part: text for part, text in named.items() if part.endswith("_token")} | special
     largest = max(ids, key=lambda token: ids[token], default=None)
     return TokenizerFacts(
         ids=ids,

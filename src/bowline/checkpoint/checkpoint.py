@@ -11,24 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bowline.checkpoint.formats.dtypes import BITS, decode
+from bowline.checkpoint.formats.other_files import OTHER_SUFFIXES
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import loads
 from bowline.checkpoint.lint import Lint, LintKind
 from bowline.checkpoint.places.byte_source import ByteSource, LocalFile
 from bowline.checkpoint.places.closeable import Closing
 from bowline.checkpoint.places.file_set import FileSet
-from bowline.checkpoint.places.local_directory import LocalDirectory
-from bowline.checkpoint.weights import INDEX_SUFFIX, Weights, is_weight_file, read_weights
+from bowline.checkpoint.places.local_directory import LocalDirectory, directories_where
+from bowline.checkpoint.weights import INDEX_SUFFIX, Weights, holds_weights, is_weight_file, read_weights
 from bowline.errors import BowlineError, CheckpointError, FormatError, NoCheckpointError, UsageError
-from bowline.wording import located
+from bowline.wording import listed, located
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "find_checkpoints", "open_checkpoint"]
 
 CONFIG = "config.json"
 BLOCK_BYTES = 1 << 20
+MOST_DIRECTORIES = 1000
+"""An error looks at no more directories than this for checkpoints that could have been meant."""
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[^\s@]+)?")
 
 
@@ -56,10 +59,10 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
     path = Path(name)
     if os.path.lexists(path):
         if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a folder on the way may not be searched
-            return Checkpoint(LocalDirectory(path))
+            return _open_directory(path)
         if path.name == CONFIG:
             return Checkpoint(LocalDirectory(path.parent))
-        if is_weight_file(path.name) or path.name.endswith(INDEX_SUFFIX):
+        if is_weight_file(path.name) or path.name.endswith((INDEX_SUFFIX, *OTHER_SUFFIXES)):
             return Checkpoint(LocalDirectory(path.parent), only=path.name, location=name)
         raise NoCheckpointError(
             f"{name}: expected a directory, *.safetensors, *.bin, an index or config.json",
@@ -76,6 +79,30 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
     raise NoCheckpointError(
         f"{name}: no such file or directory", help="check the path, or give a Hub repository as org/name"
     )
+
+
+def find_checkpoints(root: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """The directories that hold a model, `root` and below; checkpoint-500 comes before checkpoint-1000.
+
+    Links to directories and hidden directories are not entered.
+    """
+    return tuple(directories_where(root, holds_weights))
+
+
+def _open_directory(path: Path) -> Checkpoint:
+    """Open a directory; if it holds no model, the error names the checkpoints below it."""
+    try:
+        return Checkpoint(LocalDirectory(path))
+    except NoCheckpointError as error:
+        below = [found for found in directories_where(path, holds_weights, MOST_DIRECTORIES) if found != path]
+        if not below:
+            raise
+        names = listed([found.relative_to(path).as_posix() for found in below], 4)
+        count = f"{len(below)} checkpoint{'s' * (len(below) != 1)}"
+        raise NoCheckpointError(
+            f"{path}: no model here, but {count} below: {names}",
+            help="give one of them; `bowline audit --recursive` audits each",
+        ) from error
 
 
 class Checkpoint(Closing):

@@ -12,6 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from bowline.checkpoint.formats.other_files import (
+    ADAPTER_CONFIG,
+    OTHER_SUFFIXES,
+    FileKind,
+    adapter_kind,
+    file_kind,
+    holds_adapter,
+)
 from bowline.checkpoint.formats.safetensors_header import read_header
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import loads, shown
@@ -20,7 +28,7 @@ from bowline.checkpoint.places.file_set import FileSet
 from bowline.errors import CheckpointError, FormatError, NoCheckpointError
 from bowline.wording import listed
 
-__all__ = ["Weights", "is_weight_file", "read_weights"]
+__all__ = ["Weights", "holds_weights", "is_weight_file", "read_weights"]
 
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 INDEX_SUFFIX = ".index.json"
@@ -70,6 +78,21 @@ def is_weight_file(name: str) -> bool:
     return name.endswith((".safetensors", ".bin"))
 
 
+def holds_weights(names: Iterable[str]) -> bool:
+    """Whether a directory with files of these names holds a model or an adapter.
+
+    Example:
+        >>> holds_weights(["config.json", "model-00001-of-00002.safetensors"]), holds_weights(["training_args.bin"])
+        (True, False)
+    """
+    return any(
+        name.endswith(".safetensors")
+        or name in [single + INDEX_SUFFIX for single in SINGLE_FILES]
+        or re.fullmatch(r"(pytorch|adapter)_model.*\.bin", name)
+        for name in names
+    )
+
+
 def read_weights(files: FileSet, only: str | None = None) -> Weights:
     """Read every tensor entry of the model in `files`, or of the one file (or index) `only`.
 
@@ -87,11 +110,8 @@ def read_weights(files: FileSet, only: str | None = None) -> Weights:
             return _single(files, single, also=index if index in names else None)
         if index in names:
             return _sharded(files, index)
-    if "adapter_config.json" in names:
-        raise NoCheckpointError(
-            f"{files.location}: a PEFT adapter, expected a whole model",
-            help="give the base model, or merge the adapter into it and give the result",
-        )
+    if ADAPTER_CONFIG in names:
+        raise _not_whole(files.location, adapter_kind(files))
     candidates = [name for name in names if name.endswith(".safetensors") and "/" not in name]
     candidates = candidates or [name for name in names if re.fullmatch(r"pytorch_model.*\.bin", name)]
     shards = [name for name in candidates if SHARD_NAME.fullmatch(name)]
@@ -104,13 +124,24 @@ def read_weights(files: FileSet, only: str | None = None) -> Weights:
 
 def _alone(files: FileSet, name: str) -> Weights:
     """Read one file that was asked for by name, and ignore the files beside it."""
+    kind = file_kind(files, name)
+    if kind is not None:
+        raise _not_whole(name, kind)
     read = _read_file(files, name)
+    if holds_adapter(read.tensors):
+        raise _not_whole(name, adapter_kind(files))
     part = SHARD_NAME.fullmatch(name) is not None
     return Weights(tensors=read.tensors, files=(name,), metadata=read.metadata, lints=tuple(read.lints), part=part)
 
 
+def _not_whole(place: str, kind: FileKind) -> NoCheckpointError:
+    return NoCheckpointError(f"{place}: {kind.name}, expected a whole model", help=kind.help)
+
+
 def _single(files: FileSet, name: str, also: str | None = None) -> Weights:
     read = _read_file(files, name)
+    if holds_adapter(read.tensors):
+        raise _not_whole(f"{files.location}: {name}", adapter_kind(files))
     lints = list(read.lints)
     named: set[str] = set()
     if also is not None:
@@ -344,14 +375,13 @@ def _no_model(files: FileSet, candidates: list[str]) -> NoCheckpointError:
             f"{files.location}: several files could be the model ({_some(candidates)}), expected model.safetensors",
             help="name one of the files instead of the directory",
         )
+    other = next((name for name in sorted(files.sizes()) if name.endswith(OTHER_SUFFIXES)), None)
+    kind = file_kind(files, other) if other is not None else None
+    what = f"no model here; {other} is {kind.name}" if kind is not None else "no model here"
     seen = _some(sorted(files.sizes())) or "no files"
     return NoCheckpointError(
-        f"{files.location}: no model here; expected model.safetensors, pytorch_model.bin or an index, found {seen}",
-        help=(
-            "GGUF is not read: audit the checkpoint that it was converted from"
-            if any(name.endswith(".gguf") for name in files.sizes())
-            else "give the directory that holds config.json and the weights"
-        ),
+        f"{files.location}: {what}; expected model.safetensors, pytorch_model.bin or an index, found {seen}",
+        help=kind.help if kind is not None else "give the directory that holds config.json and the weights",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +32,13 @@ def audit(
         bool,
         typer.Option("--values/--headers-only", help="Read the rows of the vocabulary tables, or only file headers."),
     ] = True,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", help="Audit each checkpoint directory in PATH and below it.")
+    ] = False,
+    base: Annotated[
+        str | None,
+        typer.Option(help="Compare the rows of embedding and head with the original checkpoint, a PATH as above."),
+    ] = None,
     fix: Annotated[
         bool,
         typer.Option("--fix", help="Set the flag in config.json to agree with the stored tensors, at every level."),
@@ -51,9 +60,11 @@ def audit(
         check_can_save(plot)
     reports: list[AuditReport] = []
     failures: list[AuditFailure] = []
-    for path in paths:
+    for path in _expanded(paths) if recursive else paths:
         try:
-            reports.append(_audit_one(path, split_codes(select), split_codes(ignore), values=values, fix=fix))
+            reports.append(
+                _audit_one(path, split_codes(select), split_codes(ignore), values=values, base=base, fix=fix)
+            )
         except BowlineError as error:
             failures.append(AuditFailure(path=path, message=error.message, help=error.help))
     if plot is not None:
@@ -61,6 +72,15 @@ def audit(
     run = Run(reports=tuple(reports), failures=tuple(failures))
     typer.echo(FORMATS[output_format.value](run))
     raise typer.Exit(run.exit_code)
+
+
+def _expanded(paths: list[str]) -> Iterator[str]:
+    """Each checkpoint directory in these paths. A path without one is kept, so that its own error is reported."""
+    from bowline.checkpoint import find_checkpoints
+
+    for path in paths:
+        found = find_checkpoints(path) if os.path.isdir(path) else ()  # noqa: PTH112 - Path.is_dir can raise
+        yield from map(str, found or (path,))
 
 
 def _draw(reports: list[AuditReport], path: Path) -> None:
@@ -91,11 +111,13 @@ def split_codes(options: list[str]) -> list[str]:
     return [code.strip() for option in options for code in option.split(",") if code.strip()]
 
 
-def _audit_one(path: str, select: list[str], ignore: list[str], *, values: bool, fix: bool) -> AuditReport:
+def _audit_one(
+    path: str, select: list[str], ignore: list[str], *, values: bool, base: str | None, fix: bool
+) -> AuditReport:
     from bowline.auditing import audit as audit_checkpoint
 
     with shown_progress(path) as progress:
-        report = audit_checkpoint(path, values=values, select=select, ignore=ignore, progress=progress)
+        report = audit_checkpoint(path, values=values, base=base, select=select, ignore=ignore, progress=progress)
     if fix:
         try:
             changed = fix_config(report)
@@ -105,5 +127,5 @@ def _audit_one(path: str, select: list[str], ignore: list[str], *, values: bool,
         if changed:
             for line in changed:
                 typer.echo(printable(f"{path}: {line}"), err=True)
-            report = audit_checkpoint(path, values=values, select=select, ignore=ignore)
+            report = audit_checkpoint(path, values=values, base=base, select=select, ignore=ignore)
     return report

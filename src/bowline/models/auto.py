@@ -11,7 +11,7 @@ from bowline.checkpoint import open_checkpoint
 from bowline.errors import ConfigError
 from bowline.models.common.stored_config import checked_path, stored_config
 
-__all__ = ["class_at", "load", "load_config", "model_class"]
+__all__ = ["class_at", "family_at", "load", "load_config", "model_class"]
 
 FAMILIES = {
     "BertModel": "bert",
@@ -75,9 +75,10 @@ def model_class(config: Mapping[str, Any]) -> Any:
         if name in FAMILIES:
             return getattr(import_module(f"bowline.models.{FAMILIES[name]}"), name)
     raise ConfigError(
-        f"config: model_type is {model_type!r:.60} and architectures {stated!r:.120}, expected one of the "
-        f"architectures {', '.join(WITH_HEAD)} or of the model types {', '.join(FAMILIES)}",
-        help="use transformers for this model; `bowline audit` reads any model",
+        f"config: model_type is {model_type!r:.60} and architectures {stated!r:.120}. Bowline has no model of these, "
+        f"expected one of the model types {', '.join(WITH_HEAD)} or of the architectures {', '.join(FAMILIES)}",
+        help="use transformers for this model, and train it in its Trainer after bowline.use_tied_loss(model); "
+        "`bowline audit` reads any model",
     )
 
 
@@ -89,3 +90,8 @@ def class_at(path: str | os.PathLike[str]) -> Any:
             return model_class(config)
         except ConfigError as error:
             raise ConfigError(f"{checkpoint.location}: {error.message}", help=error.help) from None
+
+
+def family_at(path: str | os.PathLike[str]) -> str:
+    """Return the family of the checkpoint at `path`, such as gpt2, from its config. Raises the errors of `load`."""
+    return str(class_at(path).config_class.model_type)

@@ -53,10 +53,7 @@ def text_pieces(
     """
     cls = class_at(path)
     if not issubclass(cls, GenerationMixin):
-        raise UsageError(
-            f"{os.fspath(path)}: a {cls.__name__} has no head that predicts next tokens",
-            help="for BERT, use `bowline fill-mask`",
-        )
+        raise _other_head(path, cls, "next tokens", "masked ones", "fill-mask")
     tokenizer = Tokenizer.from_pretrained(path)
     ids = tokenizer.encode(text)
     if not ids:
@@ -136,12 +133,23 @@ def filled_text(path: str | os.PathLike[str], text: str, *, top_k: int = 5, devi
     if cls.__name__ == "BertForPreTraining":  # the file has two heads, of which this needs one
         cls = BertForMaskedLM
     if issubclass(cls, GenerationMixin) or cls.output_embeddings is None:
-        raise UsageError(
-            f"{os.fspath(path)}: a {cls.__name__} has no head that predicts masked tokens",
-            help="for GPT-2 and T5, use `bowline generate`",
-        )
+        raise _other_head(path, cls, "masked tokens", "next ones", "generate")
     tokenizer = Tokenizer.from_pretrained(path)
     return fill_mask(_whole(cls, path, device), text, tokenizer, top_k)
+
+
+def _other_head(path: str | os.PathLike[str], cls: type[Any], wanted: str, others: str, verb: str) -> UsageError:
+    """Return the error for a model whose head predicts other tokens than are wanted, or that has none."""
+    place, name = os.fspath(path), cls.__name__
+    if cls.output_embeddings is not None:
+        return UsageError(
+            f"{place}: a {name} has no head that predicts {wanted}, only {others}", help=f"use `bowline {verb}`"
+        )
+    gives = "classes" if "Classification" in name else "hidden states"
+    return UsageError(
+        f"{place}: the checkpoint is a {name}, which has no head that predicts {wanted} or {others}",
+        help=f"bowline.models.load gives its {gives}; `bowline train --init-from {place}` trains it with a head",
+    )
 
 
 def _pieces(tokenizer: Tokenizer, new: Any, text: str, ids: list[int]) -> Iterator[str]:

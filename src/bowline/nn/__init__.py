@@ -12,7 +12,7 @@ from bowline.nn.init.apply_once import apply_once
 from bowline.nn.modules.cross_entropy_module import LinearCrossEntropy
 from bowline.nn.modules.gradient_split import GradientSplit, split_gradient
 from bowline.nn.modules.heads import LMHead, MLMHead
-from bowline.nn.modules.quantized_table import quantize_tied
+from bowline.nn.modules.quantize_tied import quantize_tied
 from bowline.nn.modules.tied_embedding import TiedEmbedding
 from bowline.nn.modules.tied_loss import TiedLoss, use_tied_loss
 from bowline.nn.state.load_checkpoint import load_checkpoint

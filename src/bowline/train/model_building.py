@@ -10,7 +10,7 @@ from torch import nn
 
 from bowline.errors import ConfigError, UsageError
 from bowline.models import BertConfig, GPT2Config, LSTMConfig, PreTrainedModel, T5Config
-from bowline.models.auto import class_at, model_class
+from bowline.models.auto import family_at, model_class
 from bowline.models.common.from_pretrained import checked_device
 from bowline.models.common.stored_config import checked_path
 from bowline.nn import tie_weights, untie_weights
@@ -109,7 +109,7 @@ def settle_biases(model: PreTrainedModel) -> None:
 
 
 def check_model(config: TrainConfig) -> None:
-    """Check the config of a new model before any text is read.
+    """Check the config of a new model, or the family of a checkpoint, before text or weights are read.
 
     Raises:
         UsageError: as `model_for`.
@@ -117,6 +117,8 @@ def check_model(config: TrainConfig) -> None:
     """
     if config.init_from is None:
         _config(config, config.vocab_size or config.preset.vocab_size, {})
+    else:
+        _check_family(config)
 
 
 def _drawn(config: TrainConfig, tokenizer: TextTokenizer) -> PreTrainedModel:
@@ -159,13 +161,7 @@ def _ids(family: str, tokenizer: TextTokenizer) -> dict[str, int | None]:
 def _taken(config: TrainConfig, tokenizer: TextTokenizer) -> PreTrainedModel:
     """Load the checkpoint to fine-tune, with a head for the family's objective."""
     place = checked_path(config.init_from)
-    found = class_at(place)
-    if found.config_class.model_type != config.family:
-        raise ConfigError(
-            f"{config.init_from}: expected a checkpoint of the family {config.family}, got one of "
-            f"{found.config_class.model_type}",
-            help=f"--family {found.config_class.model_type}",
-        )
+    _check_family(config)
     changes = {} if config.pad_logit is None else {"pad_logit": config.pad_logit}
     model: PreTrainedModel = model_class({"model_type": config.family}).from_pretrained(place, **changes)
     if model.config.vocab_size < len(tokenizer):
@@ -186,6 +182,15 @@ def _taken(config: TrainConfig, tokenizer: TextTokenizer) -> PreTrainedModel:
     elif config.tie is False:
         untie_weights(model)
     return model
+
+
+def _check_family(config: TrainConfig) -> None:
+    found = family_at(checked_path(config.init_from))
+    if found != config.family:
+        raise ConfigError(
+            f"{config.init_from}: expected a checkpoint of the family {config.family}, got one of {found}",
+            help=f"--family {found}, or leave it out",
+        )
 
 
 def _check_positions(made: Any, config: TrainConfig) -> None:

@@ -73,7 +73,7 @@ class TrainConfig:
         True
     """
 
-    family: str = field(metadata={"help": "The model family.", "choices": FAMILIES})
+    family: str = field(metadata={"help": "The model family; by default that of --init-from.", "choices": FAMILIES})
     data: tuple[str, ...] = field(
         default=("stdlib",),
         metadata={"help": "A text file, a directory, or stdlib (the default). Repeatable.", "metavar": "PATH"},
@@ -305,10 +305,11 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], origin: str = "the configuration") -> Self:
-        """Makes a configuration from a JSON object.
+        """Makes a configuration from a JSON object. Without a family, it is that of the checkpoint `init_from`.
 
         Raises:
             UsageError: a key that is not a field, or an invalid value.
+            ConfigError: the checkpoint `init_from` has no config, or that of a model that Bowline does not have.
         """
         known = [one.name for one in fields(cls)]
         for key in content:
@@ -318,10 +319,14 @@ class TrainConfig:
                     f"{origin}: {key!r:.60} is not a setting of a training run",
                     help=f"perhaps {close[0]}" if close else f"expected one of {', '.join(known)}",
                 )
+        if "family" not in content and isinstance(content.get("init_from"), str) and content["init_from"]:
+            from bowline.models.auto import family_at  # loads torch, which the options do not need
+
+            content = {**content, "family": family_at(content["init_from"])}
         if "family" not in content:
             raise UsageError(
                 f"no family: expected one of {', '.join(FAMILIES)}",
-                help="give --family, or --config FILE with a family",
+                help="give --family, --config FILE with a family, or --init-from a checkpoint",
             )
         return cls(**content)
 

@@ -132,7 +132,7 @@ def prepare(
     place = directory / "tokenizer"
     if stated(place / "made.json") != asked:
         if origin is not None:
-            tokenizer = take_tokenizer(config.family, origin)
+            tokenizer = take_tokenizer(config.family, origin, asked_for=config.tokenizer is not None)
         else:
             if say is not None:
                 say(f"training a tokenizer on {survey.characters:,} characters ...")

@@ -20,7 +20,9 @@ from torch import nn
 
 from bowline.errors import TieError, UsageError
 from bowline.nn import find_ties, tie_weights, use_tied_loss
-from bowline.nn.modules.quantized_table import QuantizedEmbedding, QuantizedHead, QuantizedTable, quantize_tied
+from bowline.nn.modules.quantize_tied import quantize_tied
+from bowline.nn.modules.quantized_ends import QuantizedEmbedding, QuantizedHead
+from bowline.nn.modules.quantized_table import QuantizedTable
 from tests.nn.models import HEAD, BertLike, EncoderDecoder, TinyLM
 
 TORCHAO = Path(__file__).parents[3] / ".peers" / "torchao"

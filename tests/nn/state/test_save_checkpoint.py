@@ -19,7 +19,7 @@ from torch import nn
 
 from bowline.auditing import audit
 from bowline.errors import CheckpointError, ConfigError, UsageError
-from bowline.nn import find_ties, load_checkpoint, quantize_tied, save_checkpoint, tie_weights, untie_weights
+from bowline.nn import find_ties, load_checkpoint, save_checkpoint, tie_weights, untie_weights
 from tests.checkpoints import snapshot as files_of
 from tests.nn.models import BertLike, EncoderDecoder, TinyLM, tied
 
@@ -324,12 +324,6 @@ def packed() -> nn.Module:
     return model
 
 
-def tabled() -> nn.Module:
-    model = lm()
-    quantize_tied(model)
-    return model
-
-
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*:")
 @pytest.mark.parametrize(
     ("made", "says"),
@@ -338,7 +332,6 @@ def tabled() -> nn.Module:
         (sparse, r"mask: .*torch\.sparse_coo"),
         (quantised, r"codes: .*qint8"),
         (packed, r"packed: has the dtype complex128, which safetensors cannot store .*: convert it"),
-        (tabled, r"emb\.table: is a table that quantize_tied made, and no loader reads it .*state_dict"),
     ],
 )
 def test_what_safetensors_cannot_hold_is_named_and_nothing_is_written(made: Any, says: str, tmp_path: Path) -> None:

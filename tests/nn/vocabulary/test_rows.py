@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,67 @@ from tests.nn.vocabulary.models import LM, VOCAB, WIDTH, Configured, seeded, sta
 def embedding(vocab: int, width: int, dtype: torch.dtype = torch.float32, padding_idx: int | None = None) -> Any:
     model = nn.ModuleDict({"wte": nn.Embedding(vocab, width, padding_idx=padding_idx)})
     return seeded(model).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_scaled_mean_row_has_the_means_direction_and_the_median_norm(dtype: torch.dtype) -> None:
+    model = embedding(101, 7, dtype, padding_idx=2)
+    with torch.no_grad():
+        model["wte"].weight[5] = torch.inf
+    usable = [at for at in range(101) if at not in (2, 5)]
+    old = model["wte"].weight.detach().double()[usable]
+    expected = old.mean(0) / old.mean(0).norm() * old.norm(dim=1).median()
+    resize_vocab(model, 103, new_rows="scaled-mean")
+    assert torch.equal(model["wte"].weight[101:], expected.to(dtype).expand(2, 7))
+
+
+def test_a_scaled_mean_of_a_bias_is_its_mean() -> None:
+    model = seeded(LM(tied=False, bias=True))
+    before = state(model)
+    resize_vocab(model, VOCAB + 1, new_rows="scaled-mean")
+    torch.testing.assert_close(model.lm_head.bias[-1], before["lm_head.bias"].mean())
+    for name in ("wte.weight", "lm_head.weight"):
+        torch.testing.assert_close(model.state_dict()[name][-1].norm(), before[name].norm(dim=1).median())
+
+
+def test_a_mean_of_zero_has_no_direction_to_scale() -> None:
+    model = embedding(4, 3)
+    with torch.no_grad():
+        model["wte"].weight[2:] = -model["wte"].weight[:2]
+    with pytest.raises(UsageError, match=r"new_rows='scaled-mean': the mean row of wte.weight is zero"):
+        resize_vocab(model, 5, new_rows="scaled-mean")
+    nn.init.zeros_(model["wte"].weight)
+    resize_vocab(model, 5, new_rows="scaled-mean")
+    assert not model["wte"].weight.any()
+
+
+SMOLLM2 = Path(__file__).parents[3] / ".peers" / "real" / "smollm2"
+
+
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="SmolLM2-135M-Instruct is not in .peers/real/smollm2")
+def test_new_rows_of_a_trained_model_have_the_norms_and_first_logits_that_the_guide_shows() -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32).eval()
+    text = "The bowline is an ancient and simple knot used to form a fixed loop at the end of a rope."
+    ids = transformers.AutoTokenizer.from_pretrained(SMOLLM2)(text, return_tensors="pt").input_ids
+    size = model.config.vocab_size
+    norm, logit, probability = {}, {}, {}
+    for rule in ("zeros", "mean", "gaussian", "scaled-mean"):
+        resize_vocab(model, size + 1, new_rows=rule)
+        with torch.no_grad():
+            logits = model(ids).logits[0].double()
+        norm[rule] = float(model.lm_head.weight[-1].detach().norm())
+        logit[rule] = float((logits[:, -1] - logits[:, :-1].mean(1)).mean())
+        probability[rule] = float(logits.softmax(1)[:, -1].max())
+        resize_vocab(model, size)
+    typical = float(model.lm_head.weight.detach().norm(dim=1).median())
+    assert norm["zeros"] == 0
+    assert norm["mean"] == pytest.approx(2.18, abs=0.01)
+    assert norm["gaussian"] == pytest.approx(2.18, abs=0.01)
+    assert norm["scaled-mean"] == pytest.approx(typical) == pytest.approx(3.15, abs=0.01)
+    assert logit["mean"] == pytest.approx(0, abs=1e-3)
+    assert logit["zeros"] < -3 < 1 < logit["scaled-mean"] < 5
+    assert probability["mean"] < 1e-6 < probability["scaled-mean"] < 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

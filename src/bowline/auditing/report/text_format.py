@@ -55,6 +55,12 @@ def _checkpoint(report: AuditReport) -> Iterator[str]:
                 (outcome.fate.value, outcome.reason) if outcome else ("unknown", "depends on data that was not read")
             )
             yield f"    {loader:<15} {fate:<8} {reason}"
+    if evidence.base:
+        yield f"  {'base':<10} {evidence.base.location}"
+        for table in evidence.base.tables:
+            yield f"    {', '.join(table.ends):<15} {table.tensor}: {table}"
+        if not evidence.base.tables:
+            yield f"    {'':<15} no table to compare: the base or this checkpoint stores neither embedding nor head"
     if evidence.padding:
         yield f"  {'padding':<10} row {evidence.padding.id} is {evidence.padding.row_class.value}"
     if evidence.geometry:

@@ -4,7 +4,16 @@
 the checkpoint, and `BW4xx` report what is unknown about the model and whether it looks untrained.
 """
 
-from bowline.auditing.rules import file_structure, loading, metadata, t5_scale, tie_flag, untrained, vocabulary_rows
+from bowline.auditing.rules import (
+    base_difference,
+    file_structure,
+    loading,
+    metadata,
+    t5_scale,
+    tie_flag,
+    untrained,
+    vocabulary_rows,
+)
 from bowline.auditing.rules.rule import Finding, Observation, Rule, Severity, all_rules
 
 __all__ = [
@@ -13,6 +22,7 @@ __all__ = [
     "Rule",
     "Severity",
     "all_rules",
+    "base_difference",
     "file_structure",
     "loading",
     "metadata",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from bowline.auditing.evidence import Evidence
 from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.checkpoint.lint import LintKind
+
+MOST_NAMED = 4
+NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<ending>\.\w+)")
 
 
 def _observations(evidence: Evidence, kind: LintKind, help: str) -> Iterator[Observation]:
@@ -15,6 +20,31 @@ def _observations(evidence: Evidence, kind: LintKind, help: str) -> Iterator[Obs
         if lint.kind is kind:
             file = lint.files[0] if lint.files else None
             yield Observation(message=lint.message, help=help, tensors=lint.tensors, file=file)
+
+
+def missing_shards(files: Sequence[str]) -> list[str]:
+    """What is missing by the numbers in the shards' own names: a phrase for each incomplete set of shards.
+
+    Example:
+        >>> missing_shards(["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"])
+        ['of 3 shards, 1 is missing: model-00002-of-00003.safetensors']
+    """
+    sets: dict[tuple[str, str, str], set[int]] = {}
+    for file in files:
+        named = NUMBERED.fullmatch(file)
+        if named:
+            sets.setdefault((named["stem"], named["total"], named["ending"]), set()).add(int(named["number"]))
+    phrases = []
+    for (stem, total, ending), numbers in islice(sets.items(), MOST_NAMED):
+        every = range(1, int(total) + 1)
+        missing = len(every) - sum(number in every for number in numbers)
+        if missing:
+            some = islice((number for number in every if number not in numbers), MOST_NAMED)
+            names = ", ".join(f"{stem}-{number:05d}-of-{total}{ending}" for number in some)
+            more = f" and {missing - MOST_NAMED} more" if missing > MOST_NAMED else ""
+            are = "is" if missing == 1 else "are"
+            phrases.append(f"of {len(every)} shards, {missing} {are} missing: {names}{more}")
+    return phrases
 
 
 @rule("BW301", "two-models", Severity.WARNING)
@@ -149,7 +179,8 @@ def shard_malformed(evidence: Evidence) -> Iterator[Observation]:
 def index_missing(evidence: Evidence) -> Iterator[Observation]:
     """The shards have no index.
 
-    What: the directory holds files named like shards, and no index that names them.
+    What: the directory holds files named like shards, and no index that names them. If the names say that there are
+    more shards (`-of-00005`), the message lists those that are missing.
 
     Why it hurts: transformers finds no model. Other loaders load every file in the directory.
 
@@ -157,11 +188,20 @@ def index_missing(evidence: Evidence) -> Iterator[Observation]:
 
     Fix: fetch the index, or rebuild it from the shards.
     """
-    return _observations(
-        evidence,
-        LintKind.INDEX_MISSING,
-        "fetch the index (model.safetensors.index.json) as well, or rebuild it from the shards",
-    )
+    for lint in evidence.lints:
+        if lint.kind is LintKind.INDEX_MISSING:
+            index = "the index (model.safetensors.index.json)"
+            incomplete = missing_shards(lint.files)
+            yield Observation(
+                message="; ".join([lint.message, *incomplete]),
+                help=(
+                    f"fetch the missing shards and {index}"
+                    if incomplete
+                    else f"fetch {index} as well, or rebuild it from the shards"
+                ),
+                tensors=lint.tensors,
+                file=lint.files[0] if lint.files else None,
+            )
 
 
 @rule("BW310", "index-malformed", Severity.ERROR)

@@ -74,7 +74,8 @@ def inferred(evidence: Evidence) -> Iterator[Observation]:
 def tokenizer_malformed(evidence: Evidence) -> Iterator[Observation]:
     """A tokenizer file cannot be read.
 
-    What: `tokenizer.json`, `added_tokens.json`, `vocab.json` or `special_tokens_map.json` is not JSON.
+    What: `tokenizer.json`, `added_tokens.json`, `vocab.json`, `special_tokens_map.json` or `tokenizer_config.json` is
+    not JSON.
 
     Why it hurts: the tokenizer will not load, and the audit could not compare its ids with the table.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.loaders import Fate, odd_flag
@@ -192,7 +193,8 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
 def both_missing(evidence: Evidence) -> Iterator[Observation]:
     """Neither of two tied tensors is stored.
 
-    What: the class declares the tie, and the file holds neither tensor under any name that the class loads.
+    What: the class declares the tie, and the file holds neither tensor under any name that the class loads. If all
+    names in the file begin with a prefix that the class's names do not have, the message says so.
 
     Why it hurts: both tensors are drawn at random.
 
@@ -208,9 +210,20 @@ def both_missing(evidence: Evidence) -> Iterator[Observation]:
                 other.state is not TieState.BOTH_MISSING and other.tie.source == tie.tie.source
                 for other in evidence.ties
             )
+            prefix = _extra_prefix(evidence, tie)
+            fits = (
+                any(prefix + end in evidence.tensors for end in (tie.tie.target, tie.tie.source)) if prefix else False
+            )
             yield Observation(
-                message=f"neither {tie.tie.target} nor {tie.tie.source} is stored: both will be drawn at random",
-                help="fetch the missing shard, or rename the tensors to what the class expects",
+                message=(
+                    f"neither {tie.tie.target} nor {tie.tie.source} is stored: both will be drawn at random"
+                    + (f"; every tensor name begins with {shown(prefix)}" if prefix else "")
+                ),
+                help=(
+                    f"remove the prefix {shown(prefix)} from every tensor name"
+                    if fits
+                    else "fetch the missing shard, or rename the tensors to what the class expects"
+                ),
                 tensors=(tie.tie.target, tie.tie.source),
                 severity=Severity.WARNING if stands_alone else None,
             )
@@ -431,6 +444,16 @@ def _is_text_level(config: object, path: str) -> bool:
     for key in keys:
         config = config.get(key) if isinstance(config, dict) else None
     return not keys or (isinstance(config, dict) and "vocab_size" in config)
+
+
+def _extra_prefix(evidence: Evidence, tie: TieEvidence) -> str:
+    """The prefix that all tensor names have, as far as the tie's source does not have it too."""
+    paths = [name.split(".")[:-1] for name in evidence.tensors]
+    ends = zip(min(paths), max(paths), strict=False) if paths else ()  # what these two share, all share
+    common = [segment for segment, _ in takewhile(lambda pair: pair[0] == pair[1], ends)]
+    own = tie.tie.source.split(".")[0]
+    extra = common[: common.index(own)] if own in common else common
+    return "".join(f"{segment}." for segment in extra)
 
 
 def _rows(tie: TieEvidence) -> int:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from bowline.auditing.evidence import Evidence
 from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.auditing.shape_fit import wrong_lengths
+from bowline.checkpoint.formats.strict_json import shown
 from bowline.tie import TieState
-from bowline.wording import listed
+from bowline.wording import joined, listed
+
+if TYPE_CHECKING:  # an audit of headers needs no numpy
+    from bowline.auditing.row_statistics import TableRows
 
 TENSOR_CORE_ROWS = 8
 TIED = (TieState.SHARED, TieState.ALIAS, TieState.EQUAL)
@@ -121,6 +126,10 @@ def padding_row(evidence: Evidence) -> Iterator[Observation]:
     trained model is not zero. Zeroing the row afterwards does not rule padding out as an output: its logit is 0 plus
     the bias, which wins wherever the other logits are negative.
 
+    If padding has the id of another special token, the row is that token's too. The end-of-text token is a label, and
+    is trained as one. A data collator that masks labels by `pad_token_id` then also masks every end of a text, so that
+    fine-tuning no longer teaches the model to stop.
+
     Example: BERT, whose padding row is trained; or a model whose padding row was zeroed by a tool.
 
     Fix: leave a trained row alone. To rule padding out as an output, mask its logit.
@@ -129,13 +138,21 @@ def padding_row(evidence: Evidence) -> Iterator[Observation]:
     if padding is None or evidence.declaration.embedding is None:
         return
     head_tied, trained = _head_is_tied(evidence), not _looks_drawn(evidence)
+    roles = _other_roles(evidence, padding.id)
+    ends_text = next((role for role in roles if "eos_token" in role), None)
     if padding.row_class.value == "zero" and head_tied:
+        what = "an end of the text is" if ends_text else "padding is"
         yield Observation(
             message=(
-                f"row {padding.id} (pad_token_id) is zero and the head is tied: its logit is 0 plus the bias"
-                f"{', so padding is likely where the other logits are negative' if trained else ' until it is trained'}"
+                f"row {padding.id} (pad_token_id{f', also {ends_text}' if ends_text else ''}) is zero and the head is "
+                "tied: its logit is 0 plus the bias"
+                f"{f', so {what} likely where the other logits are negative' if trained else ' until it is trained'}"
             ),
-            help="mask the padding logit if the model must not generate padding",
+            help=(
+                "take the row from an earlier checkpoint: the model ends its texts with this token"
+                if ends_text and trained
+                else "mask the padding logit if the model must not generate padding"
+            ),
             tensors=(evidence.declaration.embedding,),
             severity=Severity.WARNING if trained else None,
         )
@@ -143,10 +160,15 @@ def padding_row(evidence: Evidence) -> Iterator[Observation]:
         value = padding.row_class.value
         words = {"mean": "the mean of the table", "init-like": "init-like (as drawn, never trained)"}
         word = f"a copy of row {padding.copy_of}" if padding.copy_of is not None else words.get(value, value)
+        why = _why_trained(roles, head_tied, trained=value == "trained")
         yield Observation(
-            message=f"row {padding.id} (pad_token_id) is {word}"
-            + (": a tied head trains it through the softmax's denominator" if word == "trained" and head_tied else ""),
-            help="no change is needed, but do not expect zero embeddings for padded inputs",
+            message=f"row {padding.id} (pad_token_id) is {word}{why}",
+            help=(
+                "no change is needed; in fine-tuning, mask padded labels by the attention mask: by their id, every end "
+                "of a text is masked too"
+                if ends_text
+                else "no change is needed, but do not expect zero embeddings for padded inputs"
+            ),
             tensors=(evidence.declaration.embedding,),
         )
 
@@ -170,7 +192,7 @@ def duplicate_rows(evidence: Evidence) -> Iterator[Observation]:
             yield Observation(
                 message=(
                     f"{table.name} has {rows} rows in {len(table.duplicates)} groups of equal rows, "
-                    f"the largest of {len(largest)} ({_runs(largest)})"
+                    f"the largest of {len(largest)} ({_runs(largest)}){_among(evidence, largest)}"
                 ),
                 help="train these tokens, or remove them",
                 tensors=(table.name,),
@@ -234,23 +256,34 @@ def not_finite_rows(evidence: Evidence) -> Iterator[Observation]:
 def never_trained_rows(evidence: Evidence) -> Iterator[Observation]:
     """Some rows look as if they were never trained.
 
-    What: the rows of smallest norm all point in one direction, and these rows have a small norm and point the same way.
-    Tokens that occur in no training text are only pushed away from the hidden states, all in the same direction.
+    What: one of two signs. Either the rows of smallest norm all point in one direction, and these rows have a small
+    norm and point the same way. Or these rows are equal up to noise (cosine of at least 0.995 to their common
+    direction), whatever their norm is. Tokens that occur in no training text are only pushed away from the hidden
+    states, all in the same direction. Rows that are equal byte for byte and like no other row are reported separately
+    (BW205).
 
     Why it hurts: such a token in a prompt makes the model behave oddly ("glitch tokens"), and fine-tuning has to learn
     its row from nothing.
 
-    Example: BERT's `[unused1]` to `[unused993]`.
+    Example: BERT's `[unused1]` to `[unused993]`, which are short; Gemma 3's `<unused0>` to `<unused6241>`, which are as
+    long as all rows and have cosines of 0.9999 with each other.
 
     Fix: none is needed if the tokens are never used. Otherwise reserve them for new tokens, or train them.
     """
     for table in evidence.tables:
-        if len(table.never_trained):
-            share = len(table.never_trained) / table.rows
+        groups = [group for group in table.alike if not _is_reported(group, table)]
+        within = f"within each of {len(groups)} groups they" if len(groups) > 1 else "they"
+        signs: list[tuple[Sequence[int], str]] = [
+            ([int(row) for row in table.never_trained], "they are short and point in one direction"),
+            ([int(row) for group in groups for row in group], f"{within} are equal up to noise"),
+        ]
+        for rows, sign in signs:
+            if not rows:
+                continue
             yield Observation(
                 message=(
-                    f"{table.name} has {len(table.never_trained)} rows ({share:.1%}) that look untrained "
-                    f"({_runs(table.never_trained)})"
+                    f"{table.name} has {len(rows)} rows ({_share(len(rows), table.rows)}) that look untrained "
+                    f"({_runs(rows)}): {sign}{_among(evidence, rows)}"
                 ),
                 help="do not rely on these tokens before training them",
                 tensors=(table.name,),
@@ -291,8 +324,73 @@ def _head_is_tied(evidence: Evidence) -> bool:
     return any(tie.tie.target == evidence.declaration.head and tie.state in TIED for tie in evidence.ties)
 
 
+def _other_roles(evidence: Evidence, number: int) -> list[str]:
+    """The special tokens beside padding that have this id, as config, generation config and tokenizer name them.
+
+    The end-of-text token comes first, and each role is named once.
+    """
+    from bowline.auditing.special_ids import special_ids
+
+    tokenizer = evidence.tokenizer
+    found: dict[str, str] = {}
+    for path, value in special_ids(evidence.config or {}).items():
+        if value == number:
+            found.setdefault(_role(path), path)
+    for path, value in special_ids(evidence.generation_config or {}).items():
+        if value == number:
+            found.setdefault(_role(path), f"{path} of generation_config.json")
+    for part, token in (tokenizer.special if tokenizer else {}).items():
+        if tokenizer is not None and tokenizer.ids.get(token) == number:
+            found.setdefault(part, f"the tokenizer's {part}")
+    found.pop("pad_token", None)
+    return sorted(found.values(), key=lambda role: "eos_token" not in role)
+
+
+def _role(path: str) -> str:
+    """The role in the path of an id: `eos_token` in `text_config.eos_token_id[1]`."""
+    return path.rpartition(".")[2].partition("_id")[0]
+
+
+def _why_trained(roles: list[str], head_tied: bool, *, trained: bool) -> str:
+    """Why the padding row was trained, or the other tokens whose row it is as well."""
+    if any("eos_token" in role for role in roles):
+        as_label = ", so it is trained as a label" if head_tied else ""
+        return f": it is also {roles[0]}{as_label}" if trained else f", and it is also {roles[0]}"
+    reasons = []
+    for role in roles:
+        if "decoder_start_token" in role:
+            reasons.append(f"every input of the decoder begins with it ({role})")
+        else:
+            reasons.append(f"it is also {role}")
+    if trained and head_tied:
+        reasons.append("a tied head trains it through the softmax's denominator")
+    return (": " if trained else ", and ") + joined(reasons) if reasons else ""
+
+
 def _looks_drawn(evidence: Evidence) -> bool:
     return any(table.name == evidence.declaration.embedding and table.drawn_std for table in evidence.tables)
+
+
+def _is_reported(group: Iterable[int], table: TableRows) -> bool:
+    """Whether another finding has all of these rows: as short rows, or as rows that are equal byte for byte."""
+    rows = {int(row) for row in group}
+    reported: list[Iterable[int]] = [table.never_trained, *table.duplicates]
+    return any(rows <= {int(row) for row in others} for others in reported)
+
+
+def _share(rows: int, of: int) -> str:
+    share = f"{rows / of:.1%}"
+    return "under 0.1%" if share == "0.0%" else share
+
+
+def _among(evidence: Evidence, rows: Iterable[int], limit: int = 4) -> str:
+    """Tokens of some of the rows, from all over them: `; among them '<unused0>', '<unused99>'`."""
+    wanted = {int(row) for row in rows}
+    ids = evidence.tokenizer.ids.items() if evidence.tokenizer else ()
+    tokens = {number: token for token, number in ids if number in wanted}
+    numbers = sorted(tokens)
+    some = [numbers[at * (len(numbers) - 1) // (limit - 1)] for at in range(limit)] if len(numbers) > limit else numbers
+    return "; among them " + ", ".join(shown(tokens[number]) for number in some) if some else ""
 
 
 def _runs(rows: Iterable[int], limit: int = 4) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from bowline.checkpoint.places.byte_source import LocalFile
 from bowline.checkpoint.places.file_set import FileSet
 from bowline.errors import CheckpointError, NoCheckpointError
 
-__all__ = ["LocalDirectory"]
+__all__ = ["LocalDirectory", "directories_where"]
 
 
 class LocalDirectory(FileSet):
@@ -75,6 +77,31 @@ class LocalDirectory(FileSet):
         if not any(real.is_relative_to(directory) for directory in inside):
             return "is a link that leads out of the directory"
         return None
+
+
+def directories_where(
+    root: str | os.PathLike[str], accept: Callable[[list[str]], bool], limit: int | None = None
+) -> list[Path]:
+    """`root` and the directories below it whose file names `accept` takes; numbers in names are sorted by value.
+
+    Links to directories and hidden directories are not entered, and what cannot be listed is left out. At most `limit`
+    directories are looked at.
+    """
+    found = [Path(where) for where, names in islice(_walk(root), limit) if accept(names)]
+    return sorted(found, key=lambda path: [_by_value(part) for part in path.parts])
+
+
+def _walk(root: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]]:
+    for where, below, names in os.walk(root):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        yield where, names
+
+
+def _by_value(name: str) -> list[tuple[int, str]]:
+    """A key by which checkpoint-500 comes before checkpoint-1000."""
+    return [
+        (int(part), "") if part.isascii() and part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)
+    ]
 
 
 def _regular_files(entries: os._ScandirIterator[str]) -> list[tuple[str, int]]:

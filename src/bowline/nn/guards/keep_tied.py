@@ -20,7 +20,8 @@ from bowline.nn.ties.module_sizes import fit_sizes, tell_transformers
 from bowline.nn.ties.shared_parameters import shared_ties
 from bowline.nn.ties.tensor_comparison import difference, is_plain, state_of
 from bowline.nn.ties.tying import check_bias
-from bowline.nn.tree.slots import Slot, slot, slots
+from bowline.nn.tree.slots import Slot, slot
+from bowline.nn.tree.table_slots import TableSlot, tie_ends
 from bowline.tie import Tie, TieState
 
 __all__ = ["keep_tied"]
@@ -36,7 +37,8 @@ def keep_tied(model: Model, ties: Ties | None = None, *, on_conflict: Conflict =
     `model.load_state_dict` is `bowline.nn.load_state`, so that `assign=True` keeps them too. On exit whatever else came
     between the ends is mended: ends that hold the same bits, or of which only some have values (the others are on
     meta), become one `Parameter` again, the one that was there on entry if it still is; also where a module was swapped
-    for another. A quantised matrix serves both ends if the embedding can look up in it. `ties` are all that are shared
+    for another. A quantised matrix serves both ends if the embedding can look up in it; a table that `quantize_tied`
+    made serves the ends that it had on exit. `ties` are all that are shared
     or declared, unless they are given. `on_conflict` names the end that stays where the ends, or a state that is
     loaded, differ.
 
@@ -55,7 +57,7 @@ def keep_tied(model: Model, ties: Ties | None = None, *, on_conflict: Conflict =
         True
     """
     check_policy(on_conflict)
-    known = slots(model)
+    known = tie_ends(model)
     wanted = (*shared_ties(model, known), *declared_ties(model, known=known)) if ties is None else as_ties(ties)
     wanted = tuple({tie.target: tie for tie in wanted}.values())
     entry = [_Kept(tie, slot(model, tie.target, known), slot(model, tie.source, known)) for tie in wanted]
@@ -70,14 +72,14 @@ def keep_tied(model: Model, ties: Ties | None = None, *, on_conflict: Conflict =
         try:
             yield model
         except BaseException as error:
-            now = slots(model)
+            now = tie_ends(model)
             for source, knot in knots.items():
                 try:
                     _restore(model, now, knot, parameters[source], "raise")
                 except TieError as also:
                     error.add_note(f"a tie was broken too: {also}")
             raise
-    now = slots(model)
+    now = tie_ends(model)
     for source, knot in knots.items():
         _restore(model, now, knot, parameters[source], on_conflict)
     tell_transformers(model)
@@ -93,7 +95,9 @@ class _Kept:
 
     @property
     def holds(self) -> bool:
-        """Whether both places hold one parameter."""
+        """Whether both places hold one parameter, or read one table."""
+        if isinstance(self.source, TableSlot) or isinstance(self.target, TableSlot):
+            return self.source.tensor is self.target.tensor
         held = self.source.module._parameters.get(self.source.attribute)
         return held is not None and held is self.target.module._parameters.get(self.target.attribute)
 
@@ -142,6 +146,8 @@ def _aware(model: nn.Module, entry: Sequence[_Kept], on_conflict: Conflict) -> I
 
 def _hang(kept: _Kept) -> None:
     """After a conversion of the whole model: both ends were converted alike, so the source's result serves."""
+    if isinstance(kept.source, TableSlot):
+        return  # a table is one module, which stays one
     converted = kept.source.module._parameters.get(kept.source.attribute)
     if converted is not None and kept.target.module._parameters.get(kept.target.attribute) is not None:
         kept.target.put(converted)
@@ -160,6 +166,9 @@ def _restore(
                 raise TieError(f"{kept.tie}: broken inside keep_tied: {seen}", help=error.help) from None
     source = known[knot[0].tie.source]
     targets = [known[kept.tie.target] for kept in knot]
+    if any(isinstance(end, TableSlot) for end in (source, *targets)):
+        _share_table(knot, source, targets, on_conflict)
+        return
     for kept, target in zip(knot, targets, strict=True):
         if target.tensor is not source.tensor and not (is_plain(target.tensor) and is_plain(source.tensor)):
             _share_converted(kept, target, source)
@@ -176,6 +185,36 @@ def _restore(
     for end in (source, *targets):
         end.put(winner)  # type: ignore[arg-type]
         fit_sizes(end)
+
+
+def _share_table(knot: Sequence[_Kept], source: Slot, targets: Sequence[Slot], on_conflict: Conflict) -> None:
+    """Have all ends read one quantised table again: the source's, or, if the policy says so, a target's."""
+    winner = source
+    for kept, target in zip(knot, targets, strict=True):
+        if not (isinstance(source, TableSlot) and isinstance(target, TableSlot)):
+            raise TieError(
+                f"{kept.tie}: broken inside keep_tied: {_story(kept, target, source)}",
+                help="quantize_tied(model) makes one table for both ends; to keep both, call untie_weights(model) "
+                "before keep_tied",
+            )
+        if target.tensor is source.tensor:
+            continue
+        one, other = target.end.weight, source.end.weight
+        if state_of(one, other) is TieState.EQUAL:
+            continue
+        if on_conflict == "raise" or one.shape != other.shape:
+            raise TieError(
+                f"{kept.tie}: broken inside keep_tied, and cannot be restored: {_story(kept, target, source)}; "
+                f"{difference(one, other) if one.shape == other.shape else _unlike(target, source)}",
+                help='on_conflict="source" or "target" says which table to keep; to keep both, call '
+                "untie_weights(model) before keep_tied",
+            )
+        winner = target if on_conflict == "target" else winner
+    assert isinstance(winner, TableSlot)
+    table = winner.end.table
+    for end in (source, *targets):
+        if isinstance(end, TableSlot) and end.end.table is not table:
+            end.end.read(table)
 
 
 def _winner(

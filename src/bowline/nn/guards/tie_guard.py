@@ -15,6 +15,7 @@ from bowline.nn.ties.declared_ties import Ties, as_ties, declared_ties
 from bowline.nn.ties.optimizer_groups import expect_groups
 from bowline.nn.ties.shared_parameters import find_ties
 from bowline.nn.ties.tie_check import check_ties
+from bowline.nn.tree.table_slots import TableEnd
 from bowline.tie import Tie
 
 __all__ = ["TieGuard"]
@@ -158,4 +159,4 @@ def _held(model: nn.Module, place: Place) -> Any:
     parameter = module._parameters[attribute] if attribute in module._parameters else None  # noqa: SIM401
     if parameter is not None or parametrize.is_parametrized(module, attribute):  # which is computed, not stored
         return parameter
-    return getattr(module, attribute, None)
+    return module.table if isinstance(module, TableEnd) else getattr(module, attribute, None)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from bowline.nn.ties.ends import there
 from bowline.nn.ties.shared_parameters import find_ties
 from bowline.nn.tree.slots import Slot, slots
 
@@ -31,9 +32,10 @@ def apply_once(model: nn.Module, init: Callable[[nn.Module], object]) -> nn.Modu
     """
     known = slots(model)
     found = find_ties(model)
+    ties = [tie for tie in found if there(tie, known)]  # a quantised table's ends hold no parameter to draw
     whole = [tie for tie in found.aliases if known[tie.target].tensor.shape == known[tie.source].tensor.shape]
     borrowed: dict[nn.Module, list[Slot]] = {}
-    for tie in (*found.ties, *whole):
+    for tie in (*ties, *whole):
         if not known[tie.target].same_place(known[tie.source]):  # a module under two names is visited once anyway
             borrowed.setdefault(known[tie.target].module, []).append(known[tie.target])
 
@@ -51,5 +53,5 @@ def apply_once(model: nn.Module, init: Callable[[nn.Module], object]) -> nn.Modu
     try:
         return model.apply(once)
     finally:
-        for tie in found.ties:
+        for tie in ties:
             known[tie.target].put(known[tie.source].tensor)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from bowline.errors import UsageError
 from bowline.nn.config.live_config import owner
 from bowline.nn.init.fused_matrices import Fused, check_fits, fused_in
 from bowline.nn.init.matrix_names import FEED_FORWARD, embedding_role, is_norm, matrix_role, place_of
-from bowline.nn.ties.ends import makes_logits
+from bowline.nn.ties.ends import makes_logits, there
 from bowline.nn.ties.shared_parameters import find_ties
 from bowline.nn.tree.slots import Slot, slots
 from bowline.nn.tree.storages import extent
@@ -113,7 +113,7 @@ def _holders(model: nn.Module, known: Mapping[str, Slot]) -> dict[str, list[Slot
         UsageError: two parameters overlap, and neither contains the other.
     """
     found = find_ties(model)
-    source = {tie.target: tie.source for tie in found.ties}
+    source = {tie.target: tie.source for tie in found.ties if there(tie, known)}
     for tie in found.aliases:
         inner, outer = extent(known[tie.target].tensor), extent(known[tie.source].tensor)
         if inner is None or outer is None or not (outer[1] <= inner[1] and inner[2] <= outer[2]):

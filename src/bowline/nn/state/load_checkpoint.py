@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -21,6 +22,7 @@ from bowline.nn.state.garbage_collection import without_collections
 from bowline.nn.state.load_inventory import survey
 from bowline.nn.state.load_state import LoadReport, load_into
 from bowline.nn.state.mapped_tensors import stored_tensor
+from bowline.nn.state.stored_tables import match_tables
 from bowline.nn.state.tensor_names import is_transformers_model, restored_conversions, to_live, unwrapped
 from bowline.nn.ties.conflict_policy import ConflictOrUntie
 from bowline.nn.ties.tensor_comparison import is_plain
@@ -51,6 +53,8 @@ def load_checkpoint(
     `strip` removes parts of the names in the file, before `rename`: a training wrapper's segment, as `"_orig_mod."`,
     `"_fsdp_wrapped_module."`, `"_checkpoint_wrapped_module."` or `"module."`, wherever it stands, and any other text,
     as `"net."`, at the front. Nothing is stripped unasked; the error about names that do not fit says what to strip.
+
+    A checkpoint with a table that `quantize_tied` made quantises the model alike: the ends of its tie read the table.
 
     With `mmap` the file must not be rewritten in place while the model lives, as `save_pretrained` into the same
     directory does; `save_checkpoint` replaces files and is safe. `mmap=False` reads everything into memory at once,
@@ -91,6 +95,21 @@ def load_checkpoint(
         }
         unscaled = flag_of(checkpoint.config or {}) is False
         disjoint = all(file.endswith(".safetensors") for file in checkpoint.weight_files)  # checked in the header
+    with ExitStack() as undo:
+        tables = match_tables(model, stored, undo)
+        report = _load(model, stored, on_conflict, strict, unscaled, disjoint)
+        undo.pop_all()
+    return replace(report, tied=(*report.tied, *tables))
+
+
+def _load(
+    model: nn.Module,
+    stored: Mapping[str, torch.Tensor],
+    on_conflict: ConflictOrUntie,
+    strict: bool,
+    unscaled: bool,
+    disjoint: bool,
+) -> LoadReport:
     before = survey(model)
     optional = _optional(model)
     with (

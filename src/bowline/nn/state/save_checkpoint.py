@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +20,8 @@ from bowline.checkpoint.durable.shards import Payload, parse_size, write_shards
 from bowline.errors import CheckpointError, ConfigError, TieError, UsageError
 from bowline.nn.config.head_scaling import follows_flag, head_scale
 from bowline.nn.config.live_config import write
-from bowline.nn.modules.quantized_table import QuantizedTable
 from bowline.nn.state.saved_ties import Knots, flag_of_bytes, remade, shared_names, with_flag
+from bowline.nn.state.stored_tables import table_names, with_tables
 from bowline.nn.state.tensor_names import is_transformers_model, to_disk, unwrapped
 from bowline.nn.state.torch_dtypes import NAMES
 from bowline.nn.ties.declared_ties import declared_ties
@@ -53,6 +53,9 @@ def save_checkpoint(
     `"target"`: the head alone, which transformers 4 cannot read. The names on disk are those that transformers writes
     for its own models. Files are safetensors in shards of at most `max_shard_size`.
 
+    A table that `quantize_tied` made is written as it is, once, and named in the config's `quantization_config`.
+    `load_checkpoint` reads it into a model that was built anew; transformers' `from_pretrained` refuses it.
+
     The directory changes in one step: a crash, a full disk or an error leaves the old checkpoint whole. Old weight
     files are removed, other files stay. Tensors are not copied first; those on an accelerator are moved one at a time.
 
@@ -76,14 +79,14 @@ def save_checkpoint(
     parse_size(max_shard_size)
     model = unwrapped(model)
     place = _place(directory, model)
-    _refuse_quantised(model)
     state = _state(model)
     stored = to_disk(model, state)
     disk = _disk_names(model, state)
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-    groups = [[name for name in group if name in state] for group in shared_names(model)]
+    groups = [held for group in shared_names(model) if (held := [name for name in group if name in state])]
+    tables = [next(iter(to_disk(model, {name: state[name]}))) for name in table_names(model) if name in state]
     with publishing(place, replaces=lambda name: WEIGHTS.fullmatch(name) is not None) as stage:
-        config = _write_config(model, stage, shapes, place / CONFIG)
+        config = _write_config(model, stage, shapes, place / CONFIG, tables)
         again = remade(model, groups, disk, config, shapes) if keep != "both" else []
         left_out = _left_out(again, keep, model)
         for name in left_out:
@@ -142,15 +145,6 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
     return state
 
 
-def _refuse_quantised(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, QuantizedTable):
-            raise CheckpointError(
-                f"{name}: is a table that quantize_tied made, and no loader reads it in place of the matrix",
-                help="save the model before quantising it; torch.save(model.state_dict(), file) keeps the table",
-            )
-
-
 def _disk_names(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """The name on disk of each name of a shared parameter."""
     names = [name for group in shared_names(model) for name in group if name in state]
@@ -178,7 +172,9 @@ def _payload(name: str, tensor: torch.Tensor) -> Payload:
     return Payload(name=name, dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)
 
 
-def _write_config(model: nn.Module, stage: Path, shapes: Mapping[str, tuple[int, ...]], old: Path) -> str | None:
+def _write_config(
+    model: nn.Module, stage: Path, shapes: Mapping[str, tuple[int, ...]], old: Path, tables: Sequence[str]
+) -> str | None:
     """Write what describes the model beside its weights; returns the text of `config.json`, if there is one.
 
     If the model has no config that can be written, the old `config.json` stays, and only its flag is set.
@@ -205,7 +201,8 @@ def _write_config(model: nn.Module, stage: Path, shapes: Mapping[str, tuple[int,
     if flag is not None:
         _check_scale(model, flag)
         text = with_flag(text, flag, shapes)
-        path.write_text(text)
+    text = with_tables(text, tables)
+    path.write_text(text)
     return text
 
 

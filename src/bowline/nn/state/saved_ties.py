@@ -16,8 +16,8 @@ from bowline.checkpoint.formats.json_edit import set_flags
 from bowline.families.resolver import FLAG, FLAGS, resolve, stated_levels
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.shared_parameters import find_ties
-from bowline.nn.tree.slots import slots
 from bowline.nn.tree.storages import knots
+from bowline.nn.tree.table_slots import tie_ends
 from bowline.tie import Tie
 
 __all__ = ["Knots", "flag_of_bytes", "remade", "shared_names", "with_flag"]
@@ -36,7 +36,7 @@ def shared_names(model: nn.Module) -> Knots:
 
 def flag_of_bytes(model: nn.Module) -> bool | None:
     """The flag that describes the live tensors; `None` if the classes cannot tie anything."""
-    known = slots(model)
+    known = tie_ends(model)
     could = [tie for tie in declared_ties(model, flag=True) if tie.target in known and tie.source in known]
     return all(known[tie.target].tensor is known[tie.source].tensor for tie in could) if could else None
 

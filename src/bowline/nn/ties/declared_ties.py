@@ -12,7 +12,8 @@ from torch import nn
 
 from bowline.errors import TieError
 from bowline.nn.config.live_config import flag_of, text_config
-from bowline.nn.tree.slots import Slot, named_modules, slots
+from bowline.nn.tree.slots import Slot, named_modules
+from bowline.nn.tree.table_slots import tie_ends
 from bowline.tie import Tie, owner_chain
 
 __all__ = ["Ties", "as_ties", "declared_ties"]
@@ -48,12 +49,13 @@ def declared_ties(
         (Tie(target='lm_head.weight', source='wte.weight'),)
     """
     found: dict[str, str] = {}
+    ends: dict[str, Slot] | None = None
     for prefix, module, own, keys in _stating(model):
         inside = prefix + "." if prefix else ""
         names: dict[str, Slot] = {}
         if keys and not _spelled_out(keys):
-            known = slots(model) if known is None else known
-            names = {name.removeprefix(inside): slot for name, slot in known.items() if name.startswith(inside)}
+            ends = tie_ends(model, known) if ends is None else ends
+            names = {name.removeprefix(inside): slot for name, slot in ends.items() if name.startswith(inside)}
         pairs = [*_own(inside, module, own, flag), *_transformers(module, keys, names, flag)]
         found |= {inside + tie.target: inside + tie.source for tie in pairs}  # of two words the inner one's, as there
     return as_ties(found)

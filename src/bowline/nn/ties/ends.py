@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import nn
-
 from bowline.nn.ties.tensor_comparison import state_of
 from bowline.nn.tree.slots import Slot
+from bowline.nn.tree.table_slots import is_lookup
 from bowline.tie import Tie, TieState
 
 __all__ = ["holds", "is_alias", "makes_logits", "there"]
@@ -33,5 +32,5 @@ def makes_logits(target: Slot, source: Slot) -> bool:
 
     Two layers of one kind (the convolutions of UDOP, the repeated heads of a DETR) are not an embedding and its head.
     """
-    alike = isinstance(target.module, nn.Embedding) or type(target.module) is type(source.module)
+    alike = is_lookup(target.module) or type(target.module) is type(source.module)
     return target.tensor.ndim == 2 and not alike

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from bowline.nn.ties.declared_ties import declared_ties
-from bowline.nn.tree.slots import Slot, slots
+from bowline.nn.tree.slots import Slot
 from bowline.nn.tree.storages import knots, overlapping
+from bowline.nn.tree.table_slots import TableSlot, is_lookup, tie_ends
 from bowline.tie import Tie
 
 __all__ = ["FoundTies", "find_ties", "shared_ties"]
@@ -44,7 +45,8 @@ def find_ties(model: nn.Module) -> FoundTies:
     """Every pair of names in `model` that is one `Parameter`, and every pair of `Parameter`s that share memory.
 
     The source of a tie is the name that a declaration names as one, else an embedding's, else the first one
-    registered. Parameters only: modules share buffers by right.
+    registered. Parameters only: modules share buffers by right. The ends of a table that `quantize_tied` made are tied
+    too, by the names of the parameters that they had.
 
     Example:
         >>> class Tiny(nn.Module):
@@ -56,7 +58,7 @@ def find_ties(model: nn.Module) -> FoundTies:
         >>> print(find_ties(Tiny()))
         lm_head.weight <- wte.weight SHARED
     """
-    known = slots(model)
+    known = tie_ends(model)
     rank = _ranking(model, known)
     sources = [min(group, key=rank) for group in _holders(known)]
     aliases = []
@@ -69,7 +71,7 @@ def find_ties(model: nn.Module) -> FoundTies:
 def shared_ties(model: nn.Module, known: Mapping[str, Slot], *, beside: Collection[Tie] = ()) -> tuple[Tie, ...]:
     """The ties of `find_ties`, without aliases; groups that the ties `beside` already connect are left out.
 
-    `known` are `slots(model)`.
+    `known` are `slots(model)`, or `tie_ends(model)` to count the ends of quantised tables.
     """
     shared = [group for group in _holders(known) if len(group) > 1 and not _spanned(group, beside)]
     if not shared:
@@ -85,9 +87,12 @@ def shared_ties(model: nn.Module, known: Mapping[str, Slot], *, beside: Collecti
 
 
 def _holders(known: Mapping[str, Slot]) -> list[list[Slot]]:
-    """For every parameter, the slots that hold it."""
+    """For every parameter and quantised table, the slots that hold it."""
     holders: dict[int, list[Slot]] = {}
     for slot in known.values():
+        if isinstance(slot, TableSlot):
+            holders.setdefault(id(slot.tensor), []).append(slot)
+            continue
         parameters = slot.module._parameters
         if slot.attribute in parameters:
             holders.setdefault(id(parameters[slot.attribute]), []).append(slot)
@@ -108,6 +113,6 @@ def _ranking(model: nn.Module, known: Mapping[str, Slot]) -> Callable[[Slot], tu
 
     def rank(slot: Slot) -> tuple[bool, bool, bool, int]:
         name = slot.name
-        return name not in sources, name in targets, not isinstance(slot.module, nn.Embedding), order[name]
+        return name not in sources, name in targets, not is_lookup(slot.module), order[name]
 
     return rank

@@ -16,7 +16,8 @@ from bowline.nn.ties.ends import holds
 from bowline.nn.ties.module_sizes import stated_sizes
 from bowline.nn.ties.tensor_comparison import difference, is_plain, state_of
 from bowline.nn.ties.tie_report import Remark, TieCheck, TieReport
-from bowline.nn.tree.slots import Slot, slot, slots
+from bowline.nn.tree.slots import Slot, slot
+from bowline.nn.tree.table_slots import TableSlot, is_head, tie_ends
 from bowline.tie import Tie, TieState
 
 __all__ = ["check_ties"]
@@ -37,7 +38,7 @@ def check_ties(model: nn.Module, ties: Ties | None = None, *, optimizer: Optimiz
         >>> print(check_ties(model, [("lm_head.weight", "wte.weight")]).checks[0].state)
         ALIAS
     """
-    known = slots(model)
+    known = tie_ends(model)
     declared = declared_ties(model, known=known)
     denied = set(declared_ties(model, flag=True, known=known)) - set(declared)
     if ties is None:
@@ -62,8 +63,11 @@ def _check(model: nn.Module, tie: Tie, known: dict[str, Slot], listed: _Listed |
         )
         gone = [name for name, end in ((tie.target, target), (tie.source, source)) if end is None]
         return TieCheck(tie=tie, state=state, remarks=tuple(_why_missing(model, name, known) for name in gone))
-    state = state_of(target.tensor, source.tensor)
-    apart = difference(target.tensor, source.tensor) if state is TieState.DIVERGED else None
+    a, b = target.tensor, source.tensor
+    if isinstance(target, TableSlot) and isinstance(source, TableSlot) and a is not b:
+        a, b = target.end.weight, source.end.weight  # two tables, whose codes mean nothing without their scales
+    state = state_of(a, b)
+    apart = difference(a, b) if state is TieState.DIVERGED else None
     remarks = [*_structure(target, source), *_freezing(model, target, source)]
     if denied and state is TieState.SHARED:
         remarks.append(_against_the_flag(tie))
@@ -88,7 +92,7 @@ def _why_missing(model: nn.Module, name: str, known: dict[str, Slot]) -> Remark:
 def _structure(target: Slot, source: Slot) -> Iterator[Remark]:
     """Remarks on buffers, sizes and biases."""
     for end in (target, source):
-        if not end.is_parameter:
+        if not end.is_parameter and not isinstance(end, TableSlot):
             yield Remark(
                 kind="not_a_parameter",
                 message=f"{end.name} is a buffer, expected a parameter",
@@ -104,7 +108,7 @@ def _structure(target: Slot, source: Slot) -> Iterator[Remark]:
                     breaks=False,
                 )
         bias = end.beside("bias")
-        is_weight = isinstance(end.module, nn.Linear) and end.attribute == "weight"
+        is_weight = is_head(end.module) and end.attribute == "weight"
         if is_weight and bias is not None and is_plain(end.tensor) and len(bias) != len(end.tensor):
             yield Remark(
                 kind="bias",
@@ -127,6 +131,8 @@ def _against_the_flag(tie: Tie) -> Remark:
 
 
 def _freezing(model: nn.Module, target: Slot, source: Slot) -> Iterator[Remark]:
+    if isinstance(target, TableSlot) and isinstance(source, TableSlot):
+        return
     if target.tensor is source.tensor and not target.tensor.requires_grad:
         others = (p for p in model.parameters() if p is not target.tensor)
         if any(p.requires_grad for p in others):

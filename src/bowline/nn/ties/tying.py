@@ -21,6 +21,7 @@ from bowline.nn.ties.tensor_comparison import difference, is_plain, kind_of, sam
 from bowline.nn.ties.tie_check import check_ties
 from bowline.nn.ties.tie_report import TieReport
 from bowline.nn.tree.slots import Slot, slot, slots
+from bowline.nn.tree.table_slots import table_slots
 from bowline.nn.tree.wrappers import refuse_wrapped
 from bowline.tie import Tie, TieState
 
@@ -66,6 +67,9 @@ def tie_weights(
     if not wanted:
         seen = f"{type(model).__name__} declares no ties" if ties is None else "no ties were given"
         raise TieError(seen, help="name the ties: tie_weights(model, [(target, source)])")
+    ends = table_slots(model)
+    if ends and all(there(tie, ends) and holds(tie, ends) for tie in wanted):
+        return check_ties(model, wanted, optimizer=optimizer)  # tied by a quantised table
     known = slots(model)
     grouped = knots_of(model, wanted, known)
     scale = _scale_to_come(model, grouped)

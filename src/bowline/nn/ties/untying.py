@@ -18,10 +18,12 @@ from bowline.nn.config.live_config import flag_is_forced, owner, restore, set_fl
 from bowline.nn.ties import optimizer_groups
 from bowline.nn.ties.declared_ties import Ties, as_ties, declared_ties
 from bowline.nn.ties.ends import holds, is_alias, makes_logits, there
+from bowline.nn.ties.float_tables import tables_to_float
 from bowline.nn.ties.module_sizes import tell_transformers
 from bowline.nn.ties.shared_parameters import find_ties
 from bowline.nn.ties.tensor_comparison import is_plain, kind_of
 from bowline.nn.tree.slots import Slot, slot, slots
+from bowline.nn.tree.table_slots import is_lookup, table_slots, tie_ends
 from bowline.nn.tree.wrappers import refuse_wrapped
 from bowline.tie import Tie
 
@@ -48,6 +50,9 @@ def untie_weights(
     moments in `optimizer` are divided by the factor, as its gradient is from now on. Its rate stays the group's: to go
     on with the same steps of logits AdamW needs the factor times that (`bowline.train.Trainer` sees to it).
 
+    A table that `quantize_tied` made is converted back to float first, at each of its ends. The ends that no given tie
+    names stay tied, in float.
+
     Raises:
         TieError: an unknown name, a tie whose ends are not shared, or a table's tie without the head's where the flag
             scales; the model is as it was.
@@ -68,6 +73,16 @@ def untie_weights(
     if optimizer is not None:
         optimizer_groups.expect(optimizer)
     undone = _holding(model) if ties is None else _checked(model, as_ties(ties))
+    if not table_slots(model):
+        return _untie(model, undone, head, optimizer)
+    with ExitStack() as undo:
+        tables_to_float(model, undone, undo)
+        _untie(model, undone, head, optimizer)
+        undo.pop_all()
+    return undone
+
+
+def _untie(model: nn.Module, undone: tuple[Tie, ...], head: Head, optimizer: Optimizer | None) -> tuple[Tie, ...]:
     declared = declared_ties(model, flag=True)
     known = slots(model)
     heads = [tie for tie in declared if there(tie, known) and makes_logits(known[tie.target], known[tie.source])]
@@ -127,13 +142,13 @@ def separate(
 
 def _holding(model: nn.Module) -> tuple[Tie, ...]:
     """The declared ties that hold and that end with the flag; where none are declared, a head's to an embedding."""
-    known = slots(model)
+    known = tie_ends(model)
     declared = [tie for tie in declared_ties(model, flag=True) if there(tie, known)]
     if declared:
         only_heads = flag_is_forced(getattr(owner(model), "config", None))
     else:
         found = find_ties(model)
-        declared = [tie for tie in (*found, *found.aliases) if isinstance(known[tie.source].module, nn.Embedding)]
+        declared = [tie for tie in (*found, *found.aliases) if is_lookup(known[tie.source].module)]
         only_heads = True
     heads = {id(known[tie.target].module) for tie in declared if makes_logits(known[tie.target], known[tie.source])}
     return tuple(
@@ -145,7 +160,7 @@ def _holding(model: nn.Module) -> tuple[Tie, ...]:
 
 
 def _checked(model: nn.Module, ties: tuple[Tie, ...]) -> tuple[Tie, ...]:
-    known = slots(model)
+    known = tie_ends(model)
     for tie in ties:
         slot(model, tie.target, known), slot(model, tie.source, known)
         if not holds(tie, known) and not is_alias(tie, known):

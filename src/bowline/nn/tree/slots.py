@@ -133,6 +133,11 @@ def _nothing_there(model: nn.Module, name: str, known: dict[str, Slot]) -> TieEr
                 f"{name}: is computed by weight_norm from {attribute}_g and {attribute}_v, expected a parameter",
                 help="call torch.nn.utils.remove_weight_norm first, then tie",
             )
+        if attribute == "weight" and hasattr(type(module), "looks_up"):
+            return TieError(
+                f"{name}: is computed from a table that quantize_tied made, expected a parameter of its own",
+                help="untie_weights(model) converts the table back to float matrices",
+            )
         if attribute in module._parameters and module._parameters[attribute] is None:
             return TieError(
                 f"{name}: is None, expected a parameter", help="give the module that parameter, or leave out the tie"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from bowline.errors import TieError
 from bowline.nn.ties.tensor_comparison import is_plain
 from bowline.nn.tree.slots import Slot
 from bowline.nn.tree.storages import overlapping
+from bowline.nn.tree.table_slots import SharedTable, TableSlot, is_head
 
 __all__ = ["Axis", "Stated", "Vocabulary", "axes_of", "check_tensors"]
 
@@ -35,6 +35,12 @@ class Axis:
     def tensor(self) -> torch.Tensor:
         """The tensor itself."""
         return self.slots[0].tensor
+
+    @property
+    def table(self) -> SharedTable | None:
+        """The quantised table whose codes the tensor is, or `None`."""
+        first = self.slots[0]
+        return first.end.table if isinstance(first, TableSlot) else None
 
     @property
     def name(self) -> str:
@@ -116,7 +122,7 @@ def _biases(
 ) -> Iterable[tuple[str, int]]:
     for name, axis in wanted.items():
         for slot in holders[id(known[name].tensor)]:
-            if axis == 0 and slot.attribute == "weight" and isinstance(slot.module, nn.Linear):
+            if axis == 0 and slot.attribute == "weight" and is_head(slot.module):
                 bias = slot.name.removesuffix("weight") + "bias"
                 if bias in known:
                     yield bias, 0

@@ -9,7 +9,8 @@ from torch import nn
 
 from bowline.errors import TieError, UsageError
 from bowline.nn.config.live_config import levels, text_config
-from bowline.nn.tree.slots import Slot, slot, slots
+from bowline.nn.tree.slots import Slot, slot
+from bowline.nn.tree.table_slots import is_head, is_lookup, tie_ends
 from bowline.nn.vocabulary.axes import Stated, Vocabulary, axes_of, check_tensors
 from bowline.nn.vocabulary.family_axes import KnownPart, at, known_parts
 from bowline.nn.vocabulary.structural_axes import infer_axes
@@ -24,7 +25,7 @@ def find_vocabulary(model: nn.Module, axes: Mapping[str, int] | None = None) -> 
         TieError: the tensors are ambiguous or cannot be resized; the message names them.
         UsageError: `axes` is not a mapping of names to axes.
     """
-    known = slots(model)
+    known = tie_ends(model)
     if axes is not None:
         vocabulary = _given(model, known, axes)
     else:
@@ -107,8 +108,8 @@ def _refuse_another(model: nn.Module, known: dict[str, Slot], parts: list[KnownP
     outside = [s for s in known.values() if not any(s.name.startswith(p.prefix + ".") or not p.prefix for p in parts)]
     mine = {int(known[name].tensor.shape[axis]) for part in parts for name, axis in part.axes.items()}
     for table in outside:
-        rows = len(table.tensor) if table.tensor.ndim == 2 and isinstance(table.module, nn.Embedding) else 0
-        heads = [s for s in outside if isinstance(s.module, nn.Linear) and s.tensor.shape[:1] == (rows,)]
+        rows = len(table.tensor) if table.tensor.ndim == 2 and is_lookup(table.module) else 0
+        heads = [s for s in outside if is_head(s.module) and s.tensor.shape[:1] == (rows,)]
         if rows and rows not in mine and heads:
             raise TieError(
                 f"{type(model).__name__} has two vocabularies: {', '.join(parts[0].axes)}, and {table.name} with "

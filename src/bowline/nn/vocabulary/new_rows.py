@@ -14,7 +14,9 @@ from bowline.errors import UsageError
 __all__ = ["NewRows", "check_rule", "make_rows", "spread"]
 
 NewRows: TypeAlias = str | Callable[[torch.Tensor, int], torch.Tensor]
-"""`"mean"`, `"gaussian"`, `"zeros"`, `"copy:<id>"`, or a function of (old tensor, vocabulary first) and a count."""
+"""A rule of `NAMED`, `"copy:<id>"`, or a function of (old tensor, vocabulary first) and a count."""
+
+NAMED = ("mean", "scaled-mean", "gaussian", "zeros")
 
 GAUSSIAN_SCALE = 1e-5
 """Factor on the covariance in Hewitt's rule."""
@@ -29,12 +31,13 @@ def check_rule(rule: NewRows, old_size: int) -> None:
     Raises:
         UsageError: it is not one of the names, copies a token that does not exist, or is not a function.
     """
-    if callable(rule) or rule in ("mean", "gaussian", "zeros"):
+    if callable(rule) or rule in NAMED:
         return
     copied = COPY.fullmatch(rule) if isinstance(rule, str) else None
     if copied is None:
         raise UsageError(
-            f"new_rows={rule!r}: expected 'mean', 'gaussian', 'zeros', 'copy:<id>' or a function (old, count) -> rows",
+            f"new_rows={rule!r}: expected {', '.join(repr(name) for name in NAMED)}, 'copy:<id>' or a function "
+            "(old, count) -> rows",
             argument="new_rows",
         )
     if int(copied[1]) >= old_size:
@@ -51,7 +54,8 @@ def make_rows(
     mean: an integer table repeats its rows from the first one.
 
     Raises:
-        UsageError: no row is left to average or to copy; a function did not return `count` rows.
+        UsageError: no row is left to average or to copy, a mean of zero is to be scaled, or a function did not return
+            `count` rows.
     """
     rows = tensor.detach().movedim(axis, 0)
     rows = rows[: min(size, len(rows))]
@@ -71,6 +75,8 @@ def make_rows(
             help='use new_rows="zeros" or "copy:<id>"',
             argument="new_rows",
         )
+    if rule == "scaled-mean" and mean.ndim:
+        mean = _scaled(mean, _median_norm(rows, padding), name)
     made = mean.expand(count, *mean.shape)
     if rule == "gaussian":
         made = made + _deviations(rows, padding, mean, used, count)
@@ -120,6 +126,23 @@ def _mean(rows: torch.Tensor, padding: frozenset[int]) -> tuple[torch.Tensor, in
         total += block.sum(0)
         used += len(block)
     return total / max(used, 1), used
+
+
+def _median_norm(rows: torch.Tensor, padding: frozenset[int]) -> float:
+    norms = [torch.linalg.vector_norm(block.flatten(1), dim=1) for block in _usable(rows, padding)]
+    return float(torch.cat(norms).median())
+
+
+def _scaled(mean: torch.Tensor, norm: float, name: str) -> torch.Tensor:
+    """The mean's direction at this norm."""
+    length = float(torch.linalg.vector_norm(mean))
+    if norm and not length:
+        raise UsageError(
+            f"new_rows='scaled-mean': the mean row of {name} is zero, so it has no direction",
+            help='use new_rows="mean", "gaussian" or "copy:<id>"',
+            argument="new_rows",
+        )
+    return mean / length * norm if norm else mean
 
 
 def _deviations(rows: torch.Tensor, padding: frozenset[int], mean: torch.Tensor, used: int, count: int) -> torch.Tensor:

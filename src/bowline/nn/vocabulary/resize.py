@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from bowline.errors import UsageError
+from bowline.nn.modules.quantized_table import codes_of
 from bowline.nn.ties.optimizer_groups import resize_state
 from bowline.nn.vocabulary.axes import Axis
 from bowline.nn.vocabulary.axis_search import find_vocabulary
@@ -58,12 +59,15 @@ def resize_vocab(
     lists them. Sizes that modules state, and `vocab_size` and the special token ids in every config that counts these
     tokens, follow. Gradients of what was resized are cleared.
 
-    A new row is, in each tensor, `"mean"`: the mean of its old rows; `"gaussian"`: the mean plus a sample of
-    N(0, 1e-5 covariance of the old rows) (Hewitt 2021, nlp.stanford.edu/~johnhew/vocab-expansion.html); `"zeros"`;
-    `"copy:<id>"`: the row of that old token; or what a function makes of (old tensor with the vocabulary's axis first
-    (V, ...), count): (count, ...). Means and covariances leave the padding row and rows that are not finite out, are
+    A new row is, in each tensor, `"mean"`: the mean of its old rows; `"scaled-mean"`: that mean, scaled to the
+    median norm of the old rows (a bias: its mean); `"gaussian"`: the mean plus a sample of N(0, 1e-5 covariance of the
+    old rows) (Hewitt 2021, nlp.stanford.edu/~johnhew/vocab-expansion.html); `"zeros"`; `"copy:<id>"`: the row of that
+    old token; or what a function makes of (old tensor with the vocabulary's axis first (V, ...), count): (count, ...).
+    Means, norms and covariances leave the padding row and rows that are not finite out, are
     computed in float64 and rounded once. Biases and logit-bias buffers follow the same rule by their own values;
-    integer tables repeat their rows. `pad_to_multiple_of` rounds `n` up; the rows beyond it are new rows.
+    integer tables repeat their rows. In a table that `quantize_tied` made, a kept row keeps its codes and its scale; a
+    new row is made from the float rows that the codes stand for, and then quantised. `pad_to_multiple_of` rounds `n`
+    up; the rows beyond it are new rows.
 
     In `optimizer`, moments of kept rows are carried along and those of new rows are zero.
 
@@ -137,7 +141,15 @@ class _Resize:
         self._old_length = axis.length
         self._origins = selection.origins(axis.excess, axis.stand_in)
         count = int((self._origins < 0).sum())
-        self._made = make_rows(rule, axis.tensor, axis.axis, selection.old_size, count, padding, axis.name)
+        self._table = axis.table
+        self._scales: torch.Tensor | None = None
+        copies = isinstance(rule, str) and rule.startswith("copy:")
+        matrix = axis.tensor if self._table is None or copies else self._table.rows()
+        self._made = make_rows(rule, matrix, axis.axis, selection.old_size, count, padding, axis.name)
+        if self._table is not None and copies:
+            self._scales = make_rows(rule, self._table.scale, 0, selection.old_size, count, padding, axis.name)
+        elif self._table is not None:
+            self._made, self._scales = codes_of(self._made)
 
     @property
     def changes(self) -> bool:
@@ -150,9 +162,14 @@ class _Resize:
             return
         tensor, axis, old_length = self.axis.tensor, self.axis.axis, self._old_length
         _set(tensor, spread(tensor, axis, self._origins, self._made))
+        scale = None if self._table is None else self._table.scale
+        if scale is not None:
+            _set(scale, spread(scale, 0, self._origins, self._scales))
         back = _inverse(self._origins, old_length)
         if back is not None:
             undo.callback(lambda: _set(tensor, spread(tensor, axis, back, None)))
+            if scale is not None:
+                undo.callback(lambda: _set(scale, spread(scale, 0, back, None)))
             undo.callback(lambda: self._resize_state(len(self._origins), back))
         self._resize_state(old_length, self._origins)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from bowline.errors import UsageError
 from bowline.nn.config.live_config import levels, write
+from bowline.nn.tree.table_slots import TableEnd, is_head
 from bowline.nn.vocabulary.axes import Axis, Stated, Vocabulary
 from bowline.nn.vocabulary.family_axes import PER_LAYER, at
 from bowline.nn.vocabulary.token_selection import Selection
@@ -90,11 +91,11 @@ def _module_sizes(model: nn.Module, vocabulary: Vocabulary, selection: Selection
 
 
 def _stores_sizes(module: nn.Module, axis: Axis) -> bool:
-    return axis.tensor.ndim == 2 and isinstance(module, (nn.Embedding, nn.EmbeddingBag, nn.Linear))
+    return axis.tensor.ndim == 2 and isinstance(module, (nn.Embedding, nn.EmbeddingBag, nn.Linear, TableEnd))
 
 
 def _length_key(module: nn.Module, axis: Axis) -> str:
-    names = ("out_features", "in_features") if isinstance(module, nn.Linear) else ("num_embeddings", "embedding_dim")
+    names = ("out_features", "in_features") if is_head(module) else ("num_embeddings", "embedding_dim")
     return names[axis.axis]
 
 

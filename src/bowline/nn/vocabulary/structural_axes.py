@@ -14,6 +14,7 @@ from bowline.errors import TieError
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.shared_parameters import find_ties
 from bowline.nn.tree.slots import Slot
+from bowline.nn.tree.table_slots import TableEnd, TableSlot, is_head, is_lookup
 
 __all__ = ["infer_axes", "input_embedding"]
 
@@ -34,7 +35,7 @@ def infer_axes(
     """
     axes = dict(given or {})
     if axes:
-        table = next((known[name].tensor for name in axes if isinstance(known[name].module, nn.Embedding)), None)
+        table = next((known[name].tensor for name in axes if is_lookup(known[name].module)), None)
         table = known[next(iter(axes))].tensor if table is None else table
     else:
         embedding = input_embedding(model, known)
@@ -57,7 +58,8 @@ def infer_axes(
     mine |= {id(slot.tensor) for slot in _rest(inside, size, mine) if _is_logit_bias(slot, size)}
     rest = _rest(inside, size, mine)
     for name, module in model.named_modules():
-        if module.__dict__.get("out_features") == size and "weight" not in module._parameters:
+        replaced = "weight" not in module._parameters and not isinstance(module, TableEnd)
+        if replaced and module.__dict__.get("out_features") == size:
             raise TieError(
                 f"{name}: is a {type(module).__name__} with {size} outputs but no weight of its own, expected a plain "
                 "parameter",
@@ -86,8 +88,9 @@ def input_embedding(model: nn.Module, known: Mapping[str, Slot]) -> Slot:
     named = _weight_of(model, "get_input_embeddings")
     if named is not None and id(named) in held:
         return held[id(named)]
-    tables = [slot for slot in known.values() if isinstance(slot.module, (nn.Embedding, nn.EmbeddingBag))]
-    tables = [slot for slot in tables if slot.is_parameter and slot.attribute == "weight"]
+    tables = [slot for slot in known.values() if isinstance(slot.module, nn.EmbeddingBag) or is_lookup(slot.module)]
+    mine = [slot for slot in tables if isinstance(slot, TableSlot) or slot.is_parameter]
+    tables = [slot for slot in mine if slot.attribute == "weight"]
     if not tables:
         raise TieError(f"{type(model).__name__} has no nn.Embedding, so its vocabulary is unknown", help=WAY_OUT)
     sources = {tie.source for tie in find_ties(model)}
@@ -97,7 +100,8 @@ def input_embedding(model: nn.Module, known: Mapping[str, Slot]) -> Slot:
 def _weight_of(model: nn.Module, getter: str) -> torch.Tensor | None:
     find = getattr(model, getter, None)
     try:
-        weight = getattr(find(), "weight", None) if callable(find) else None
+        module = find() if callable(find) else None
+        weight = module.table.values if isinstance(module, TableEnd) else getattr(module, "weight", None)
     except (AttributeError, NotImplementedError, TypeError):
         return None
     return weight if isinstance(weight, torch.Tensor) else None
@@ -122,10 +126,7 @@ def _rest(slots: Iterable[Slot], size: int, mine: set[int]) -> list[Slot]:
 
 
 def _has_head(slots: Iterable[Slot], mine: set[int]) -> bool:
-    return any(
-        id(slot.tensor) in mine and slot.tensor.ndim == 2 and not isinstance(slot.module, nn.Embedding)
-        for slot in slots
-    )
+    return any(id(slot.tensor) in mine and slot.tensor.ndim == 2 and not is_lookup(slot.module) for slot in slots)
 
 
 def _may_be_head(slot: Slot, table: torch.Tensor) -> bool:
@@ -143,8 +144,8 @@ def _is_torchs(module: nn.Module) -> bool:
 
 def _bias(slot: Slot) -> torch.Tensor | None:
     bias = slot.module._parameters.get("bias")
-    is_head = isinstance(slot.module, nn.Linear) and slot.attribute == "weight"
-    return bias if is_head and bias is not None and len(bias) == len(slot.tensor) else None
+    multiplies = is_head(slot.module) and slot.attribute == "weight"
+    return bias if multiplies and bias is not None and len(bias) == len(slot.tensor) else None
 
 
 def _is_logit_bias(slot: Slot, size: int) -> bool:

@@ -134,8 +134,10 @@ def train_tokenizer(
     return _known(family, backend, {name: value for name, value in roles.items() if isinstance(value, str)}, files)
 
 
-def take_tokenizer(family: str, path: str | os.PathLike[str]) -> TextTokenizer:
-    """Load the tokenizer of a directory or a Hub repository, for a new model of `family`.
+def take_tokenizer(family: str, path: str | os.PathLike[str], *, asked_for: bool = False) -> TextTokenizer:
+    """Load the tokenizer of a directory or a Hub repository, for a model of `family`.
+
+    `asked_for` says that the user gave it with `--tokenizer`, for errors.
 
     Raises:
         UsageError: there is no tokenizer, or it lacks a special token that training the family needs.
@@ -143,12 +145,12 @@ def take_tokenizer(family: str, path: str | os.PathLike[str]) -> TextTokenizer:
     """
     backend = Tokenizer.from_pretrained(path).backend
     if Path(path).is_dir():
-        return _taken(family, backend, LocalDirectory(path))
+        return _taken(family, backend, LocalDirectory(path), asked_for)
     with open_checkpoint(path) as checkpoint:
-        return _taken(family, backend, checkpoint.files)
+        return _taken(family, backend, checkpoint.files, asked_for)
 
 
-def _taken(family: str, backend: tokenizers.Tokenizer, source: FileSet) -> TextTokenizer:
+def _taken(family: str, backend: tokenizers.Tokenizer, source: FileSet, asked_for: bool) -> TextTokenizer:
     files = {name: source.read(name) for name in FILES if source.has(name)}
     roles: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
@@ -157,11 +159,15 @@ def _taken(family: str, backend: tokenizers.Tokenizer, source: FileSet) -> TextT
             value = value.get("content") if isinstance(value, dict) else value
             if role.endswith("_token") and isinstance(value, str):
                 roles[role] = value
-    return _known(family, backend, roles, files)
+    return _known(family, backend, roles, files, asked_for)
 
 
 def _known(
-    family: str, backend: tokenizers.Tokenizer, roles: Mapping[str, str], files: Mapping[str, bytes]
+    family: str,
+    backend: tokenizers.Tokenizer,
+    roles: Mapping[str, str],
+    files: Mapping[str, bytes],
+    asked_for: bool = False,
 ) -> TextTokenizer:
     usual = {"bert": OF_BERT, "t5": OF_T5}.get(family, {"eos_token": END})
 
@@ -169,13 +175,13 @@ def _known(
         names = [name for name in (roles.get(role), usual.get(role)) if name is not None]
         at = next((at for at in map(backend.token_to_id, names) if at is not None), None)
         if at is None and needed:
-            _lacks(family, role, names)
+            _lacks(family, role, names, asked_for)
         return at
 
     vocabulary = backend.get_vocab(with_added_tokens=True)
     numbered = sorted((int(m[1]), at) for token, at in vocabulary.items() if (m := SENTINEL.fullmatch(token)))
     if family == "t5" and not numbered:
-        _lacks(family, "sentinel", ["<extra_id_0>"])
+        _lacks(family, "sentinel", ["<extra_id_0>"], asked_for)
     ends = "sep_token" if family == "bert" else "eos_token"
     separator = found(ends, needed=True)
     assert separator is not None
@@ -194,10 +200,11 @@ def _known(
     )
 
 
-def _lacks(family: str, role: str, names: list[str]) -> NoReturn:
+def _lacks(family: str, role: str, names: list[str], asked_for: bool) -> NoReturn:
+    other = "use a tokenizer of that family, or leave --tokenizer out to train one"
     raise UsageError(
         f"the tokenizer has no {role}{f' ({names[0]})' if names else ''}, which training a {family} needs",
-        help="use a tokenizer of that family, or leave --tokenizer out to train one",
+        help=other if asked_for else "use a checkpoint whose tokenizer has it",
     )
 
 
