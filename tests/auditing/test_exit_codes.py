@@ -55,6 +55,15 @@ def test_information_alone_is_0(tmp_path: Path) -> None:
     assert "BW112" in result.output
 
 
+def test_information_is_shown_with_verbose_and_where_its_code_is_selected(tmp_path: Path) -> None:
+    path = write(tmp_path, {WTE: table(), HEAD: table()}, {**GPT2, "tie_word_embeddings": False})
+    brief = bowline("audit", path).output
+    assert "1 informational finding: BW112; --verbose shows what was seen" in brief
+    assert "in every value" not in brief
+    assert "BW112 information: lm_head.weight equals" in bowline("audit", path, "--verbose").output
+    assert "BW112 information: lm_head.weight equals" in bowline("audit", path, "--select", "BW1").output
+
+
 def test_a_warning_is_1(tmp_path: Path) -> None:
     assert bowline("audit", write(tmp_path, {WTE: table(), HEAD: table()}, GPT2)).exit_code == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,51 @@ def test_full_says_every_witness_in_order(tmp_path: Path) -> None:
     ]
     positions = [text.index(word) for word in words]
     assert positions == sorted(positions)
+
+
+def informed(path: Path) -> AuditReport:
+    """An error, a warning and three informational findings, of two codes."""
+    values = table(63)
+    values[5:8], values[62] = 1.5, 0
+    return audit(write(path, {EMBED: values, HEAD: values[::-1].copy()}, {**LLAMA, "vocab_size": 64}))
+
+
+def test_full_has_errors_first_and_of_information_only_the_number(tmp_path: Path) -> None:
+    found = informed(tmp_path)
+    text = render("full", found)
+    shown = [line for line in text.split("\n") if line.startswith("BW")]
+    assert [line.split(":")[0] for line in shown] == ["BW201 error", "BW206 warning"]
+    assert "\n\n4 informational findings: BW205 (2 times), BW206, BW209; --verbose shows what was seen\n\n" in text
+    assert text.endswith("Found 1 error, 1 warning, 4 informational findings in 1 checkpoint.")
+
+
+def test_verbose_shows_every_finding_and_no_number_of_those_left_out(tmp_path: Path) -> None:
+    found = informed(tmp_path)
+    text = FORMATS["full"](Run(reports=(found,), verbose=True))
+    shown = [line for line in text.split("\n") if line.startswith("BW")]
+    assert [line.split(" ")[0] for line in shown] == [finding.code for finding in found.findings]
+    assert "--verbose" not in text
+
+
+@pytest.mark.parametrize("form", ["concise", "json", "sarif"])
+def test_other_formats_have_every_finding_with_and_without_verbose(tmp_path: Path, form: str) -> None:
+    found = informed(tmp_path)
+    assert FORMATS[form](Run(reports=(found,), verbose=True)) == render(form, found)
+    assert {finding.code for finding in found.findings} <= set(re.findall(r"BW\d+", render(form, found)))
+
+
+def test_full_shows_ties_that_differ_in_their_target_alone_once(tmp_path: Path) -> None:
+    text = render("full", audit(write(tmp_path, {"shared.weight": table()}, T5)))
+    targets = "decoder.embed_tokens.weight, encoder.embed_tokens.weight"
+    assert [line.strip() for line in text.split("\n") if line.startswith("  tie ")] == [
+        f"tie        {HEAD} <- shared.weight  SHARED",
+        f"tie        {targets} <- shared.weight  SHARED",
+    ]
+
+
+def test_full_says_that_an_untied_head_is_as_the_flag_says(tmp_path: Path) -> None:
+    text = render("full", audit(write(tmp_path, {EMBED: table(), HEAD: OWN}, LLAMA)))
+    assert "DIVERGED (untied, as the flag says): 64 of 64 rows differ" in text
 
 
 def test_concise_is_a_line_for_each_finding_and_one_that_counts(tmp_path: Path) -> None:

@@ -237,6 +237,14 @@ def test_bw105_is_not_said_of_an_untied_copy(tmp_path: Path) -> None:
     assert codes(write(tmp_path, {WTE: table(), HEAD: table()}, UNTIED)) == ["BW112"]
 
 
+def test_bw105_several_copies_of_one_table_are_one_finding(tmp_path: Path) -> None:
+    names = ("shared.weight", HEAD, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    found = one(write(tmp_path, {name: table() for name in names}, T5), "BW105")
+    assert found.tensors[-1] == "shared.weight"
+    assert set(found.tensors) == set(names)
+    assert found.message.endswith(" each repeat shared.weight value by value: 6.14 kB wasted")
+
+
 # --- BW106 both-missing ---------------------------------------------------------------------------------------------
 
 
@@ -264,6 +272,14 @@ def test_bw106_names_no_prefix_where_the_class_has_it_or_one_tensor_lacks_it(tmp
     mixed = one(write(tmp_path / "mixed", {f"net.{WTE}": table(), "other.weight": table()}, GPT2), "BW106")
     assert "prefix" not in lone.message + lone.help + mixed.message + mixed.help
     assert lone.message.endswith(mixed.message[-9:]) and lone.message.endswith("at random")
+
+
+def test_bw106_all_ties_of_one_missing_table_are_one_finding(tmp_path: Path) -> None:
+    found = one(write(tmp_path, {"decoder.block.weight": table(), "encoder.block.weight": table()}, T5), "BW106")
+    assert found.message == (
+        f"none of {HEAD}, decoder.embed_tokens.weight, encoder.embed_tokens.weight and shared.weight is stored: all "
+        "will be drawn at random"
+    )
 
 
 def test_bw106_a_missing_bias_is_a_warning(tmp_path: Path) -> None:
@@ -303,6 +319,13 @@ def test_bw107_is_not_said_of_a_quantised_embedding(tmp_path: Path) -> None:
 
 def test_bw107_is_not_said_of_a_bias(tmp_path: Path) -> None:
     assert codes(write(tmp_path, {BERT_EMBED: table(), DECODER_BIAS: np.ones(ROWS, np.float32)}, BERT)) == []
+
+
+def test_bw107_several_targets_without_their_source_are_one_finding(tmp_path: Path) -> None:
+    tensors = {"encoder.embed_tokens.weight": table(), "decoder.embed_tokens.weight": table()}
+    found = one(write(tmp_path, tensors, T5), "BW107")
+    assert found.message.endswith(" are stored, but shared.weight, from which loaders take the matrix, is not")
+    assert set(found.tensors) == {*tensors, "shared.weight"}
 
 
 # --- BW108 incompatible ---------------------------------------------------------------------------------------------

@@ -384,6 +384,27 @@ def test_bw209_is_not_said_of_a_multiple_of_eight(tmp_path: Path) -> None:
     assert codes(write(tmp_path, {WTE: table(72)}, {**GPT2, "vocab_size": 72})) == []
 
 
+@pytest.mark.parametrize(("value", "code"), [(0.0, "BW206"), (np.nan, "BW207"), (1.5, "BW205")])
+def test_the_same_rows_of_embedding_and_head_are_one_finding(tmp_path: Path, value: float, code: str) -> None:
+    rows = {60: value, 61: value, 62: value}
+    found = one(write(tmp_path, {EMBED: with_rows(rows), HEAD: with_rows(rows, seed=1)}, LLAMA), code)
+    assert found.tensors == (EMBED, HEAD)
+    assert found.message.startswith(f"{EMBED} and {HEAD} each have 3 rows ")
+    assert found.severity is {"BW206": Severity.WARNING, "BW207": Severity.ERROR, "BW205": Severity.INFO}[code]
+
+
+def test_different_rows_of_embedding_and_head_are_two_findings(tmp_path: Path) -> None:
+    path = write(tmp_path, {EMBED: with_rows({62: 0}), HEAD: with_rows({62: 0, 63: 0}, seed=1)}, LLAMA)
+    assert [found.tensors for found in findings(path) if found.code == "BW206"] == [(HEAD,), (EMBED,)]
+
+
+def test_bw208_the_same_untrained_rows_of_embedding_and_head_are_one_finding(tmp_path: Path) -> None:
+    values = with_unused(unused=range(7, 107))
+    path = write(tmp_path, {EMBED: values, HEAD: values * np.float32(2)}, {**LLAMA, "vocab_size": len(values)})
+    found = one(path, "BW208")
+    assert found.message.startswith(f"{EMBED} and {HEAD} each have 100 rows (2.4%) that look untrained (7-106)")
+
+
 def test_a_bert_whose_bias_is_a_vocabulary_tensor_has_nothing_to_find(tmp_path: Path) -> None:
     tensors = {BERT_EMBED: table(), "cls.predictions.bias": np.ones(64, np.float32)}
     assert codes(write(tmp_path, tensors, BERT)) == []

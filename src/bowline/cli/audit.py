@@ -43,6 +43,9 @@ def audit(
         bool,
         typer.Option("--fix", help="Set the flag in config.json to agree with the stored tensors, at every level."),
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show informational findings in the full report, not only their number.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Also plot how far E Eᵀ is from I, to a .svg, .png or .pdf file.")
     ] = None,
@@ -69,7 +72,7 @@ def audit(
             failures.append(AuditFailure(path=path, message=error.message, help=error.help))
     if plot is not None:
         _draw(reports, plot)
-    run = Run(reports=tuple(reports), failures=tuple(failures))
+    run = Run(reports=tuple(reports), failures=tuple(failures), verbose=verbose or bool(select))
     typer.echo(FORMATS[output_format.value](run))
     raise typer.Exit(run.exit_code)
 

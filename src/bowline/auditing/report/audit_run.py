@@ -31,6 +31,8 @@ class Run:
 
     reports: tuple[AuditReport, ...]
     failures: tuple[AuditFailure, ...] = ()
+    verbose: bool = False
+    """Whether the full report shows informational findings, not only their number."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:

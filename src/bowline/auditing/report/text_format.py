@@ -11,6 +11,7 @@ from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.report.audit_run import Run
 from bowline.auditing.rules import Finding, Severity
+from bowline.tie import TieState
 from bowline.wording import printable
 
 __all__ = ["render_concise", "render_full"]
@@ -20,7 +21,7 @@ def render_full(run: Run) -> str:
     """The full report of each checkpoint, and a count of the findings at the end."""
     lines: list[str] = []
     for report in run.reports:
-        lines += [*_checkpoint(report), ""]
+        lines += [*_checkpoint(report), *_findings(report, verbose=run.verbose), ""]
     return "\n".join(map(printable, [*lines, *_failures(run), _footer(run)]))
 
 
@@ -47,14 +48,12 @@ def _checkpoint(report: AuditReport) -> Iterator[str]:
     yield f"  {'flag':<10} {declaration.flag}"
     if not evidence.ties:
         yield f"  {'ties':<10} none: {_why_none(evidence)}"
+    ties: dict[tuple[str, ...], list[str]] = {}  # ties of one source that share everything else are shown once
     for tie in evidence.ties:
-        yield f"  {'tie':<10} {tie.tie}  {_state(tie)}"
-        for loader, targets in evidence.outcomes.items():
-            outcome = targets.get(tie.tie.target)
-            fate, reason = (
-                (outcome.fate.value, outcome.reason) if outcome else ("unknown", "depends on data that was not read")
-            )
-            yield f"    {loader:<15} {fate:<8} {reason}"
+        ties.setdefault((tie.tie.source, _state(tie), *_outcomes(evidence, tie)), []).append(tie.tie.target)
+    for (source, state, *outcomes), targets in ties.items():
+        yield f"  {'tie':<10} {', '.join(targets)} <- {source}  {state}"
+        yield from outcomes
     if evidence.base:
         yield f"  {'base':<10} {evidence.base.location}"
         for table in evidence.base.tables:
@@ -65,11 +64,25 @@ def _checkpoint(report: AuditReport) -> Iterator[str]:
         yield f"  {'padding':<10} row {evidence.padding.id} is {evidence.padding.row_class.value}"
     if evidence.geometry:
         yield from _geometry(evidence)
+
+
+def _findings(report: AuditReport, *, verbose: bool) -> Iterator[str]:
+    """The errors, then the warnings, then the informational findings: only their number unless `verbose`."""
     for finding in report.findings:
+        if verbose or finding.severity is not Severity.INFO:
+            yield ""
+            yield f"{finding.code} {finding.severity.word}: {finding.message}"
+            yield f"  --> {_place(report.evidence, finding)}"
+            yield f"  help: {finding.help}"
+    codes = Counter(finding.code for finding in report.findings if finding.severity is Severity.INFO)
+    if codes and not verbose:
+        named = ", ".join(f"{code} ({number} times)" if number > 1 else code for code, number in codes.items())
         yield ""
-        yield f"{finding.code} {finding.severity.word}: {finding.message}"
-        yield f"  --> {_place(evidence, finding)}"
-        yield f"  help: {finding.help}"
+        yield f"{_number(codes.total(), 'informational finding')}: {named}; --verbose shows what was seen"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _why_none(evidence: Evidence) -> str:
@@ -81,8 +94,19 @@ def _why_none(evidence: Evidence) -> str:
     return "Bowline does not know the class, and names and shapes show none"
 
 
+def _outcomes(evidence: Evidence, tie: TieEvidence) -> Iterator[str]:
+    for loader, targets in evidence.outcomes.items():
+        outcome = targets.get(tie.tie.target)
+        fate, reason = (
+            (outcome.fate.value, outcome.reason) if outcome else ("unknown", "depends on data that was not read")
+        )
+        yield f"    {loader:<15} {fate:<8} {reason}"
+
+
 def _state(tie: TieEvidence) -> str:
     state = tie.state.value if tie.state else "not compared"
+    if tie.state is TieState.DIVERGED and tie.declared.flag.value is False and not tie.tie.target.endswith("bias"):
+        state += " (untied, as the flag says)"
     if tie.difference is None or tie.target is None:
         return state
     rows, difference = tie.target.shape[0] if tie.target.shape else 1, tie.difference
@@ -124,9 +148,8 @@ def _failures(run: Run) -> Iterator[str]:
 
 
 def _footer(run: Run) -> str:
-    checkpoints = f"{len(run.reports)} checkpoint{'s' if len(run.reports) != 1 else ''}"
-    paths = f"{len(run.failures)} path{'s' if len(run.failures) != 1 else ''}"
-    unread = f" {paths} could not be audited." if run.failures else ""
+    checkpoints = _number(len(run.reports), "checkpoint")
+    unread = f" {_number(len(run.failures), 'path')} could not be audited." if run.failures else ""
     counts = Counter(finding.severity for finding in run.findings)
     if not run.reports:
         return unread.strip() or "Nothing was audited."
@@ -134,9 +157,7 @@ def _footer(run: Run) -> str:
         return f"Nothing found in {checkpoints}.{unread}"
     nouns = {Severity.INFO: "informational finding"}
     kinds = ", ".join(
-        f"{counts[severity]} {nouns.get(severity, severity.word)}{'s' * (counts[severity] > 1)}"
-        for severity in Severity
-        if counts[severity]
+        _number(counts[severity], nouns.get(severity, severity.word)) for severity in Severity if counts[severity]
     )
     fixable = sum(finding.fixable for finding in run.findings)
     with_fix = f"; {fixable} fixable with --fix" if fixable else ""

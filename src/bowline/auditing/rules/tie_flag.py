@@ -8,9 +8,10 @@ from itertools import takewhile
 from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.loaders import Fate, odd_flag
 from bowline.auditing.rules.rule import Observation, Severity, rule
+from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.tie import TieState
-from bowline.wording import listed
+from bowline.wording import joined, listed
 
 CONFIG = "config.json"
 
@@ -178,15 +179,21 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
 
     Reported in: vllm-project/vllm#51665
     """
+    copies: dict[tuple[str, str, bool], list[StoredTensor]] = {}
     for tie in evidence.ties:
         if tie.state is TieState.EQUAL and tie.declared.flag.value and tie.target:
-            yield Observation(
-                message=f"{tie.tie.target} repeats {tie.tie.source} value by value: {_bytes(tie.target.nbytes)} wasted",
-                help="save the model again with transformers 5, which leaves the copy out",
-                tensors=(tie.tie.target, tie.tie.source),
-                file=tie.target.file,
-                severity=Severity.INFO if _is_bias(tie) else None,
-            )
+            copies.setdefault((tie.tie.source, tie.target.file, _is_bias(tie)), []).append(tie.target)
+    for (source, file, is_bias), targets in copies.items():
+        names = [target.name for target in targets]
+        wasted = _bytes(sum(target.nbytes for target in targets))
+        repeat, copy = ("repeats", "copy") if len(names) == 1 else ("each repeat", "copies")
+        yield Observation(
+            message=f"{joined(names)} {repeat} {source} value by value: {wasted} wasted",
+            help=f"save the model again with transformers 5, which leaves the {copy} out",
+            tensors=(*names, source),
+            file=file,
+            severity=Severity.INFO if is_bias else None,
+        )
 
 
 @rule("BW106", "both-missing", Severity.ERROR, also=Severity.WARNING)
@@ -204,29 +211,34 @@ def both_missing(evidence: Evidence) -> Iterator[Observation]:
 
     Reported in: huggingface/transformers#43429
     """
+    missing: dict[tuple[str, bool], list[TieEvidence]] = {}
     for tie in evidence.ties:
         if tie.state is TieState.BOTH_MISSING and _loaders_with(evidence, tie, Fate.RANDOM):
             stands_alone = _is_bias(tie) or any(
                 other.state is not TieState.BOTH_MISSING and other.tie.source == tie.tie.source
                 for other in evidence.ties
             )
-            prefix = _extra_prefix(evidence, tie)
-            fits = (
-                any(prefix + end in evidence.tensors for end in (tie.tie.target, tie.tie.source)) if prefix else False
-            )
-            yield Observation(
-                message=(
-                    f"neither {tie.tie.target} nor {tie.tie.source} is stored: both will be drawn at random"
-                    + (f"; every tensor name begins with {shown(prefix)}" if prefix else "")
-                ),
-                help=(
-                    f"remove the prefix {shown(prefix)} from every tensor name"
-                    if fits
-                    else "fetch the missing shard, or rename the tensors to what the class expects"
-                ),
-                tensors=(tie.tie.target, tie.tie.source),
-                severity=Severity.WARNING if stands_alone else None,
-            )
+            missing.setdefault((tie.tie.source, stands_alone), []).append(tie)
+    for (source, stands_alone), ties in missing.items():
+        ends = [*(tie.tie.target for tie in ties), source]
+        prefix = _extra_prefix(evidence, ties[0])
+        fits = bool(prefix) and any(prefix + end in evidence.tensors for end in ends)
+        absent = (
+            f"neither {ends[0]} nor {source} is stored: both"
+            if len(ties) == 1
+            else f"none of {joined(ends)} is stored: all"
+        )
+        yield Observation(
+            message=f"{absent} will be drawn at random"
+            + (f"; every tensor name begins with {shown(prefix)}" if prefix else ""),
+            help=(
+                f"remove the prefix {shown(prefix)} from every tensor name"
+                if fits
+                else "fetch the missing shard, or rename the tensors to what the class expects"
+            ),
+            tensors=tuple(ends),
+            severity=Severity.WARNING if stands_alone else None,
+        )
 
 
 @rule("BW107", "only-target-stored", Severity.WARNING, also=Severity.ERROR)
@@ -245,14 +257,18 @@ def only_target_stored(evidence: Evidence) -> Iterator[Observation]:
 
     Reported in: huggingface/safetensors#98
     """
+    stored: dict[tuple[str, bool], list[str]] = {}
     for tie in evidence.ties:
         if tie.state is TieState.SOURCE_MISSING and not _is_recorded_alias(evidence, tie) and not _is_bias(tie):
-            yield Observation(
-                message=f"{tie.tie.target} is stored, but {tie.tie.source}, from which loaders take the matrix, is not",
-                help=f"store the matrix as {tie.tie.source}",
-                tensors=(tie.tie.target, tie.tie.source),
-                severity=None if tie.declared.flag.value else Severity.ERROR,
-            )
+            stored.setdefault((tie.tie.source, bool(tie.declared.flag.value)), []).append(tie.tie.target)
+    for (source, tied), targets in stored.items():
+        are = "is" if len(targets) == 1 else "are"
+        yield Observation(
+            message=f"{joined(targets)} {are} stored, but {source}, from which loaders take the matrix, is not",
+            help=f"store the matrix as {source}",
+            tensors=(*targets, source),
+            severity=None if tied else Severity.ERROR,
+        )
 
 
 @rule("BW108", "incompatible", Severity.ERROR, also=Severity.INFO)

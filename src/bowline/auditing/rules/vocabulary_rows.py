@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from bowline.auditing.evidence import Evidence
 from bowline.auditing.rules.rule import Observation, Severity, rule
@@ -16,6 +16,7 @@ from bowline.wording import joined, listed
 if TYPE_CHECKING:  # an audit of headers needs no numpy
     from bowline.auditing.row_statistics import TableRows
 
+Seen = TypeVar("Seen")
 TENSOR_CORE_ROWS = 8
 TIED = (TieState.SHARED, TieState.ALIAS, TieState.EQUAL)
 
@@ -185,18 +186,16 @@ def duplicate_rows(evidence: Evidence) -> Iterator[Observation]:
 
     Fix: train the tokens, or remove them.
     """
-    for table in evidence.tables:
-        if table.duplicates:
-            rows = sum(len(group) for group in table.duplicates)
-            largest = max(table.duplicates, key=len)
-            yield Observation(
-                message=(
-                    f"{table.name} has {rows} rows in {len(table.duplicates)} groups of equal rows, "
-                    f"the largest of {len(largest)} ({_runs(largest)}){_among(evidence, largest)}"
-                ),
-                help="train these tokens, or remove them",
-                tensors=(table.name,),
-            )
+    for names, groups in _together((table.name, table.duplicates) for table in evidence.tables):
+        largest = max(groups, key=len)
+        yield Observation(
+            message=(
+                f"{_have(names)} {sum(len(group) for group in groups)} rows in {len(groups)} groups of equal rows, "
+                f"the largest of {len(largest)} ({_runs(largest)}){_among(evidence, largest)}"
+            ),
+            help="train these tokens, or remove them",
+            tensors=names,
+        )
 
 
 @rule("BW206", "zero-rows", Severity.INFO, also=Severity.WARNING)
@@ -212,18 +211,17 @@ def zero_rows(evidence: Evidence) -> Iterator[Observation]:
 
     Fix: mask those logits, or set the rows to the mean of the table.
     """
-    for table in evidence.tables:
-        pad = evidence.padding.id if evidence.padding else None
-        rows = [int(row) for row in table.zero if row != pad]
-        if rows:
-            is_output = table.name == evidence.declaration.head or _head_is_tied(evidence)
-            yield Observation(
-                message=f"{table.name} has {len(rows)} row{'s' * (len(rows) != 1)} of zeros ({_runs(rows)})"
-                + ("; as output rows they win wherever the other logits are negative" if is_output else ""),
-                help="mask their logits, or set the rows to the mean of the table",
-                tensors=(table.name,),
-                severity=Severity.WARNING if is_output else None,
-            )
+    pad = evidence.padding.id if evidence.padding else None
+    zero = ((table.name, tuple(int(row) for row in table.zero if row != pad)) for table in evidence.tables)
+    for names, rows in _together(zero):
+        is_output = evidence.declaration.head in names or _head_is_tied(evidence)
+        yield Observation(
+            message=f"{_have(names)} {len(rows)} row{'s' * (len(rows) != 1)} of zeros ({_runs(rows)})"
+            + ("; as output rows they win wherever the other logits are negative" if is_output else ""),
+            help="mask their logits, or set the rows to the mean of the table",
+            tensors=names,
+            severity=Severity.WARNING if is_output else None,
+        )
 
 
 @rule("BW207", "not-finite-rows", Severity.ERROR)
@@ -239,17 +237,13 @@ def not_finite_rows(evidence: Evidence) -> Iterator[Observation]:
 
     Fix: take the rows from a checkpoint from before the overflow, or cast again from the wider dtype.
     """
-    for table in evidence.tables:
-        if len(table.not_finite):
-            yield Observation(
-                message=(
-                    f"{table.name} has {len(table.not_finite)} row{'s' * (len(table.not_finite) != 1)} with NaN or "
-                    f"infinite values "
-                    f"({_runs(table.not_finite)})"
-                ),
-                help="take these rows from an earlier checkpoint, or cast again from the wider dtype",
-                tensors=(table.name,),
-            )
+    for names, rows in _together((table.name, tuple(map(int, table.not_finite))) for table in evidence.tables):
+        count = f"{len(rows)} row{'s' * (len(rows) != 1)}"
+        yield Observation(
+            message=f"{_have(names)} {count} with NaN or infinite values ({_runs(rows)})",
+            help="take these rows from an earlier checkpoint, or cast again from the wider dtype",
+            tensors=names,
+        )
 
 
 @rule("BW208", "never-trained-rows", Severity.INFO)
@@ -270,24 +264,18 @@ def never_trained_rows(evidence: Evidence) -> Iterator[Observation]:
 
     Fix: none is needed if the tokens are never used. Otherwise reserve them for new tokens, or train them.
     """
-    for table in evidence.tables:
-        groups = [group for group in table.alike if not _is_reported(group, table)]
-        within = f"within each of {len(groups)} groups they" if len(groups) > 1 else "they"
-        signs: list[tuple[Sequence[int], str]] = [
-            ([int(row) for row in table.never_trained], "they are short and point in one direction"),
-            ([int(row) for group in groups for row in group], f"{within} are equal up to noise"),
-        ]
-        for rows, sign in signs:
-            if not rows:
-                continue
-            yield Observation(
-                message=(
-                    f"{table.name} has {len(rows)} rows ({_share(len(rows), table.rows)}) that look untrained "
-                    f"({_runs(rows)}): {sign}{_among(evidence, rows)}"
-                ),
-                help="do not rely on these tokens before training them",
-                tensors=(table.name,),
-            )
+    signs = (
+        (table.name, (sign, rows, table.rows)) for table in evidence.tables for sign, rows in _untrained(table) if rows
+    )
+    for names, (sign, rows, of) in _together(signs):
+        yield Observation(
+            message=(
+                f"{_have(names)} {len(rows)} rows ({_share(len(rows), of)}) that look untrained ({_runs(rows)}): {sign}"
+                f"{_among(evidence, rows)}"
+            ),
+            help="do not rely on these tokens before training them",
+            tensors=names,
+        )
 
 
 @rule("BW209", "uneven-rows", Severity.INFO)
@@ -369,6 +357,28 @@ def _why_trained(roles: list[str], head_tied: bool, *, trained: bool) -> str:
 
 def _looks_drawn(evidence: Evidence) -> bool:
     return any(table.name == evidence.declaration.embedding and table.drawn_std for table in evidence.tables)
+
+
+def _together(found: Iterable[tuple[str, Seen]]) -> Iterator[tuple[tuple[str, ...], Seen]]:
+    """What was found in tables, once for all tables in which it is the same; nothing where it is empty."""
+    names: dict[Seen, list[str]] = {}
+    for name, seen in found:
+        if seen:
+            names.setdefault(seen, []).append(name)
+    for seen, tables in names.items():
+        yield tuple(tables), seen
+
+
+def _have(names: Sequence[str]) -> str:
+    return f"{names[0]} has" if len(names) == 1 else f"{joined(names)} each have"
+
+
+def _untrained(table: TableRows) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The signs by which rows look untrained, and the rows: short rows, and rows that are equal up to noise."""
+    yield "they are short and point in one direction", tuple(int(row) for row in table.never_trained)
+    groups = [group for group in table.alike if not _is_reported(group, table)]
+    within = f"within each of {len(groups)} groups they" if len(groups) > 1 else "they"
+    yield f"{within} are equal up to noise", tuple(int(row) for group in groups for row in group)
 
 
 def _is_reported(group: Iterable[int], table: TableRows) -> bool:
