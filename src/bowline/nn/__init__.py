@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bowline.functional.loss import chosen_backend, linear_cross_entropy
+from bowline.functional.loss import AdapterTerms, chosen_backend, linear_cross_entropy
 from bowline.functional.tied_lookup import tied_embedding
 from bowline.nn.adapters.lora import merge_lora
 from bowline.nn.guards.keep_tied import keep_tied
@@ -14,7 +14,7 @@ from bowline.nn.modules.gradient_split import GradientSplit, split_gradient
 from bowline.nn.modules.heads import LMHead, MLMHead
 from bowline.nn.modules.quantize_tied import quantize_tied
 from bowline.nn.modules.tied_embedding import TiedEmbedding
-from bowline.nn.modules.tied_loss import TiedLoss, use_tied_loss
+from bowline.nn.modules.tied_loss import TiedLoss, TiedLossStatus, use_tied_loss
 from bowline.nn.state.load_checkpoint import load_checkpoint
 from bowline.nn.state.load_state import LoadReport, load_state
 from bowline.nn.state.save_checkpoint import save_checkpoint
@@ -28,6 +28,7 @@ from bowline.nn.tree.unique_parameters import unique_parameters
 from bowline.nn.vocabulary.resize import VocabChange, resize_vocab
 
 __all__ = [
+    "AdapterTerms",
     "FoundTies",
     "GradientSplit",
     "LMHead",
@@ -40,6 +41,7 @@ __all__ = [
     "TieReport",
     "TiedEmbedding",
     "TiedLoss",
+    "TiedLossStatus",
     "VocabChange",
     "apply_once",
     "check_ties",
