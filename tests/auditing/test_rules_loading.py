@@ -45,6 +45,15 @@ def test_bw406_a_prefix_before_every_name(tmp_path: Path, prefix: str) -> None:
     assert ("merge the adapter" in found.help) is prefix.startswith("base_model")
 
 
+@pytest.mark.parametrize("name", ["weight_orig", "parametrizations.weight.original"])
+def test_bw406_a_weight_that_is_stored_as_what_it_is_computed_from(tmp_path: Path, name: str) -> None:
+    layer = f"model.layers.0.self_attn.q_proj.{name}"
+    found = one(write(tmp_path, {EMBED: table(), layer: table()}, TIED_LLAMA), "BW406")
+    assert f"have the part '{name.partition('.')[0]}', which torch.nn.utils.p" in found.message
+    assert "make the computed weights ordinary ones" in found.help
+    assert "BW406" not in codes(write(tmp_path / "unknown", {"embed.weight": table(), layer: table()}, UNKNOWN))
+
+
 def test_bw406_a_trained_head_under_a_wrapper(tmp_path: Path) -> None:
     tensors = {WTE: table(), f"_orig_mod.{HEAD}": OWN}
     assert codes(write(tmp_path, tensors, GPT2)) == ["BW406"]

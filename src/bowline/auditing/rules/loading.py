@@ -30,7 +30,8 @@ def wrapped_names(evidence: Evidence) -> Iterator[Observation]:
     Example: `torch.save(model.state_dict(), path)` for a model whose layers are compiled or wrapped by FSDP.
 
     Fix: save the inner module's state dict. Or load with `bowline.nn.load_checkpoint(model, path, strip="_orig_mod.")`
-    and save with `bowline.nn.save_checkpoint`. If PEFT added the part, merge the adapter and save again.
+    and save with `bowline.nn.save_checkpoint`. If PEFT added the part, merge the adapter and save again. If the names
+    have `weight_orig` or `parametrizations`, remove the pruning or the parametrization from the model and save again.
 
     Reported in: pytorch/pytorch#101107, FareedKhan-dev/train-llm-from-scratch#36
 
@@ -48,6 +49,8 @@ def wrapped_names(evidence: Evidence) -> Iterator[Observation]:
                 help=(
                     "merge the adapter into the model, and save the merged model"
                     if part.is_adapter
+                    else f"make the computed weights ordinary ones (with {part.wrapper}), and save again"
+                    if part.is_computed
                     else "save the inner module's state dict; or load with "
                     f"bowline.nn.load_checkpoint(..., strip={part.text!r}) and save again"
                 ),

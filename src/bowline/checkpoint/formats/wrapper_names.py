@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ADAPTER_PARTS", "WRAPPERS", "AddedPart", "added_parts", "strip_name"]
+__all__ = ["ADAPTER_PARTS", "COMPUTED", "WRAPPERS", "AddedPart", "added_parts", "strip_name"]
 
-WRAPPERS: Mapping[str, str] = {
+WRAPPERS: dict[str, str] = {
     "_fsdp_wrapped_module": "FullyShardedDataParallel",
     "_checkpoint_wrapped_module": "activation checkpointing",
     "_orig_mod": "torch.compile",
@@ -18,6 +18,11 @@ WRAPPERS: Mapping[str, str] = {
     "original_module": "PEFT's modules_to_save",
 }
 """A wrapper keeps the module that it wraps under one of these attributes, so the name gets this segment."""
+COMPUTED: dict[str, str] = {
+    "weight_orig": "torch.nn.utils.prune",
+    "parametrizations": "torch.nn.utils.parametrize",
+}
+"""A weight that a module computes from other tensors is stored as those, under names with such a segment."""
 ADAPTER_PARTS = ("base_layer", "original_module", "base_model.model")
 """The parts that mean an adapter: without them the names fit, but the adapter is lost."""
 
@@ -26,7 +31,8 @@ ADAPTER_PARTS = ("base_layer", "original_module", "base_model.model")
 class AddedPart:
     """One part that does not belong to the model's own names, and the tensors whose names have it.
 
-    `text` ends with a dot. `wrapper` says where the part comes from; `None` for a prefix that no known wrapper adds.
+    `text` ends with a dot if it can be stripped. `wrapper` says where the part comes from; `None` for a prefix that no
+    known wrapper adds.
     """
 
     text: str
@@ -37,6 +43,11 @@ class AddedPart:
     def is_adapter(self) -> bool:
         """Whether PEFT adds this part, so that stripping it would lose the adapter."""
         return any(part in self.text for part in ADAPTER_PARTS)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether a module computes its weight from these tensors, so that stripping does not help."""
+        return self.text in COMPUTED
 
 
 def added_parts(names: Collection[str], own: Collection[str], prefix: str = "") -> tuple[AddedPart, ...]:
@@ -53,7 +64,7 @@ def added_parts(names: Collection[str], own: Collection[str], prefix: str = "") 
         ['net.']
     """
     real = {segment for name in own for segment in name.split(".")}
-    words = [word for word in WRAPPERS if word not in real]
+    words = [word for word in (*WRAPPERS, *(COMPUTED if own else ())) if word not in real]
     having: dict[str, list[str]] = {}
     bare: dict[str, str] = {}  # the name without wrapper segments: the name as it is stored
     for name in names:
@@ -64,6 +75,8 @@ def added_parts(names: Collection[str], own: Collection[str], prefix: str = "") 
         bare[".".join(segment for segment in segments if segment not in found) if found else name] = name
     parts = [
         AddedPart(text=f"{word}.", names=tuple(having[word]), wrapper=WRAPPERS[word])
+        if word in WRAPPERS
+        else AddedPart(text=word, names=tuple(having[word]), wrapper=COMPUTED[word])
         for word in words
         if word in having
     ]

@@ -176,6 +176,8 @@ def _naming_added_parts(stored: Collection[str], own: Collection[str], prefix: s
             f"{error.message}; {seen}",
             help="merge the adapter into the model, save it, and load that"
             if any(part.is_adapter for part in parts)
+            else "make the computed weights ordinary ones (remove the pruning or the parametrization), and save again"
+            if any(part.is_computed for part in parts)
             else f"load_checkpoint(model, path, strip={strip}) removes {'them' if len(texts) > 1 else 'it'}",
             argument=error.argument,
         ) from error
