@@ -53,7 +53,7 @@ def heads_in(head: nn.Module) -> Ends:
         inside: dict[str, Any] = module._modules
         if isinstance(module, nn.Linear):
             heads.append(module)
-        elif "lora_B" in inside:
+        elif isinstance(inside.get("lora_B"), nn.ModuleDict):  # AdaLoRA has parameters there, and another product
             variants = getattr(module, "lora_variant", {})
             deltas += [one for name, one in inside["lora_B"].items() if name not in variants]
         elif "base_layer" in inside and hasattr(module, "trainable_tokens_delta"):

@@ -224,6 +224,12 @@ def test_a_wrapper_that_is_not_pefts_is_refused_by_its_whole_name() -> None:
         use_tied_loss(model)
 
 
+def test_another_kind_of_adapter_on_the_head_is_refused_by_its_whole_name() -> None:
+    config = peft.AdaLoraConfig(target_modules=["lm_head"], total_step=10)
+    with pytest.raises(UsageError, match=r"a head of class peft\.tuners\.adalora\.\S+, expected"):
+        use_tied_loss(peft.get_peft_model(built("LlamaForCausalLM"), config))
+
+
 def test_of_pefts_model_the_handle_is_that_of_the_model_inside() -> None:
     name = "LlamaForCausalLM"
     inside = built(name)
