@@ -5,7 +5,7 @@ GPT-2 small, by itself and compiled, and a masked model with a multilingual voca
 step; the peaks are those of processes of their own, which take three steps: with glibc's allocator as it is, which
 keeps much of what is freed, and told to give it back at once.
 
-`python -m benchmarks use_tied_loss` runs all of it; `python -m benchmarks.use_tied_loss CASE WHICH` one process.
+`python -m benchmarks use_tied_loss` runs all of it, and `benchmarks.adapted_loss` after it; `python -m benchmarks.use_tied_loss CASE WHICH` one process.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import adapted_loss
 from benchmarks.measure import machine, median, peak_of_process, reset_peak
 from benchmarks.train import BATCH, LEFT_OUT, LENGTH, batch, steps_of_plain_loop, theirs
 
@@ -168,7 +169,7 @@ def run() -> str:
         machine(["bowline", "torch", "transformers"]),
         "",
     ]
-    return "\n".join([*lines, *(line for name in CASES for line in section(name))])
+    return "\n".join([*lines, *(line for name in CASES for line in section(name)), adapted_loss.run()])
 
 
 if __name__ == "__main__":
