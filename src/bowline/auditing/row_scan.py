@@ -31,9 +31,10 @@ BLOCK_BYTES = 512 << 10
 NORM_ELEMENTS = 96 << 20
 """Above this number of elements, row norms are estimated from `NORM_COLUMNS` columns."""
 NORM_COLUMNS = 256
-"""Sketches are always made from so many columns: they only find the rows to compare in full."""
 MOST_THREADS = 8
 SKETCH_BITS = 64
+SKETCH_COLUMNS = 128
+"""A sketch is made from at most this many columns, because it only has to find the rows to compare in full."""
 SKETCH_SAMPLE = 64
 """Rows from which the mean direction of a table is estimated."""
 SERIAL_PRODUCT = 1 << 18
@@ -255,7 +256,7 @@ class _Sketcher:
     @classmethod
     def of_table(cls, reader: _Reader) -> _Sketcher:
         """A sketcher for a table, whose mean direction it estimates from `SKETCH_SAMPLE` rows."""
-        planes = np.random.default_rng(0).standard_normal((min(reader.columns, NORM_COLUMNS), SKETCH_BITS), np.float32)
+        planes = np.random.default_rng(0).standard_normal((min(reader.columns, SKETCH_COLUMNS), SKETCH_BITS), np.float32)
         rows = reader.tensor.shape[0]
         total, count = np.zeros(len(planes)), 0
         with np.errstate(invalid="ignore", over="ignore"):
