@@ -256,7 +256,8 @@ class _Sketcher:
     @classmethod
     def of_table(cls, reader: _Reader) -> _Sketcher:
         """A sketcher for a table, whose mean direction it estimates from `SKETCH_SAMPLE` rows."""
-        planes = np.random.default_rng(0).standard_normal((min(reader.columns, SKETCH_COLUMNS), SKETCH_BITS), np.float32)
+        columns = min(reader.columns, NORM_COLUMNS, SKETCH_COLUMNS)
+        planes = np.random.default_rng(0).standard_normal((columns, SKETCH_BITS), np.float32)
         rows = reader.tensor.shape[0]
         total, count = np.zeros(len(planes)), 0
         with np.errstate(invalid="ignore", over="ignore"):
