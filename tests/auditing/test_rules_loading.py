@@ -49,8 +49,10 @@ def test_bw406_a_prefix_before_every_name(tmp_path: Path, prefix: str) -> None:
 def test_bw406_a_weight_that_is_stored_as_what_it_is_computed_from(tmp_path: Path, name: str) -> None:
     layer = f"model.layers.0.self_attn.q_proj.{name}"
     found = one(write(tmp_path, {EMBED: table(), layer: table()}, TIED_LLAMA), "BW406")
-    assert f"have the part '{name.partition('.')[0]}', which torch.nn.utils.p" in found.message
+    assert f"have the part '{name.rpartition('.')[2]}', which torch.nn.utils.p" in found.message
     assert "make the computed weights ordinary ones" in found.help
+    weight_norm = "model.layers.0.conv.parametrizations.weight.original0"
+    assert "BW406" not in codes(write(tmp_path / "norm", {EMBED: table(), weight_norm: table()}, TIED_LLAMA))
     assert "BW406" not in codes(write(tmp_path / "unknown", {"embed.weight": table(), layer: table()}, UNKNOWN))
 
 

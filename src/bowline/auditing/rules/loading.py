@@ -31,7 +31,7 @@ def wrapped_names(evidence: Evidence) -> Iterator[Observation]:
 
     Fix: save the inner module's state dict. Or load with `bowline.nn.load_checkpoint(model, path, strip="_orig_mod.")`
     and save with `bowline.nn.save_checkpoint`. If PEFT added the part, merge the adapter and save again. If the names
-    have `weight_orig` or `parametrizations`, remove the pruning or the parametrization from the model and save again.
+    have `weight_orig` or `original`, remove the pruning or the parametrization from the model and save again.
 
     Reported in: pytorch/pytorch#101107, FareedKhan-dev/train-llm-from-scratch#36
 

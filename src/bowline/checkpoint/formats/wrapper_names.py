@@ -20,9 +20,12 @@ WRAPPERS: dict[str, str] = {
 """A wrapper keeps the module that it wraps under one of these attributes, so the name gets this segment."""
 COMPUTED: dict[str, str] = {
     "weight_orig": "torch.nn.utils.prune",
-    "parametrizations": "torch.nn.utils.parametrize",
+    "original": "torch.nn.utils.parametrize",
 }
-"""A weight that a module computes from other tensors is stored as those, under names with such a segment."""
+"""A weight that a module computes from other tensors is stored as those, under names with such a segment.
+
+Weight norm's `original0` and `original1` are not among them: classes of transformers have such names.
+"""
 ADAPTER_PARTS = ("base_layer", "original_module", "base_model.model")
 """The parts that mean an adapter: without them the names fit, but the adapter is lost."""
 
