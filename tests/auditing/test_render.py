@@ -365,7 +365,10 @@ def test_full_has_errors_first_and_of_information_only_the_number(tmp_path: Path
     text = render("full", found)
     shown = [line for line in text.split("\n") if line.startswith("BW")]
     assert [line.split(":")[0] for line in shown] == ["BW201 error", "BW206 warning"]
-    assert "\n\n4 informational findings: BW205 (2 times), BW206, BW209; --verbose shows what was seen\n\n" in text
+    assert (
+        "\n\n4 informational findings (--verbose shows them): BW205 duplicate-rows (2 times), BW206 zero-rows, "
+        "BW209 uneven-rows\n\n"
+    ) in text
     assert text.endswith("Found 1 error, 1 warning, 4 informational findings in 1 checkpoint.")
 
 

@@ -200,6 +200,13 @@ def test_bw307_a_shard_that_is_not_there(tmp_path: Path) -> None:
     assert repr(SECOND) in found.message
 
 
+def test_bw307_several_shards_are_one_finding_that_names_them(tmp_path: Path) -> None:
+    others = {f"t{at}": f"model-{at:05d}-of-00012.safetensors" for at in range(2, 13)}
+    found = one(shards(tmp_path, {FIRST: {WTE: table()}}, {WTE: FIRST, **others}), "BW307")
+    assert found.message.startswith(f"{INDEX} names 11 shards that are missing: 'model-00002-of-00012.safetensors', ")
+    assert found.message.endswith("'model-00009-of-00012.safetensors' and 3 more")
+
+
 def test_bw307_is_not_said_of_a_shard_in_a_folder(tmp_path: Path) -> None:
     path = shards(tmp_path, {FIRST: {WTE: table()}}, {WTE: "weights/" + FIRST})
     (path / "weights").mkdir()

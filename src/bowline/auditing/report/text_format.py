@@ -61,7 +61,7 @@ def _checkpoint(report: AuditReport) -> Iterator[str]:
         if not evidence.base.tables:
             yield f"    {'':<15} no table to compare: the base or this checkpoint stores neither embedding nor head"
     if evidence.padding:
-        yield f"  {'padding':<10} row {evidence.padding.id} is {evidence.padding.row_class.value}"
+        yield f"  {'padding':<10} row {evidence.padding.id} (pad_token_id) is {evidence.padding.row_class.value}"
     if evidence.geometry:
         yield from _geometry(evidence)
 
@@ -74,11 +74,12 @@ def _findings(report: AuditReport, *, verbose: bool) -> Iterator[str]:
             yield f"{finding.code} {finding.severity.word}: {finding.message}"
             yield f"  --> {_place(report.evidence, finding)}"
             yield f"  help: {finding.help}"
-    codes = Counter(finding.code for finding in report.findings if finding.severity is Severity.INFO)
+    codes = Counter(f"{found.code} {found.name}" for found in report.findings if found.severity is Severity.INFO)
     if codes and not verbose:
         named = ", ".join(f"{code} ({number} times)" if number > 1 else code for code, number in codes.items())
+        pronoun = "them" if codes.total() > 1 else "it"
         yield ""
-        yield f"{_number(codes.total(), 'informational finding')}: {named}; --verbose shows what was seen"
+        yield f"{_number(codes.total(), 'informational finding')} (--verbose shows {pronoun}): {named}"
 
 
 def _number(count: int, noun: str) -> str:

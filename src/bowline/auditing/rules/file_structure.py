@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from bowline.auditing.evidence import Evidence
 from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.checkpoint.lint import LintKind
+from bowline.wording import listed
 
 MOST_NAMED = 4
 NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<ending>\.\w+)")
@@ -157,7 +159,17 @@ def shard_missing(evidence: Evidence) -> Iterator[Observation]:
 
     Fix: fetch the shard.
     """
-    return _observations(evidence, LintKind.SHARD_MISSING, "fetch the missing shard")
+    found = list(_observations(evidence, LintKind.SHARD_MISSING, "fetch the missing shard"))
+    if len(found) == 1:
+        yield found[0]
+    elif found:  # one index names them all
+        before, after = f"{found[0].file} names ", ", which is missing"
+        names = [seen.message.removeprefix(before).removesuffix(after) for seen in found]
+        yield replace(
+            found[0],
+            message=f"{before}{len(names)} shards that are missing: {listed(names, limit=8)}",
+            help="fetch the missing shards",
+        )
 
 
 @rule("BW308", "shard-malformed", Severity.ERROR)
