@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from bowline.errors import ConfigError, UsageError
 from bowline.families.quirks import ScaledBy, quirks_of
+from bowline.recipes.stored_config import stored_config
 
 __all__ = ["Architecture"]
 
@@ -30,6 +32,8 @@ class Architecture:
         activation: of the feed-forward part.
         gated: whether the feed-forward part multiplies two products.
         post_norm: whether a norm stands behind each sum (BERT) or before each part.
+        branch_norm: whether another norm stands behind each part, before it is added (Gemma 3).
+        query_norm: whether queries and keys are normalised in each head (Qwen 3, Gemma 3).
         causal: whether a position sees only earlier positions.
         positions: whether positions have a table that is added to the embedding.
         token_types: whether token types have such a table.
@@ -41,6 +45,7 @@ class Architecture:
         embed_scale: what looked-up embeddings are multiplied by.
         logit_scale: what logits are multiplied by.
         tied: whether the head is the table.
+        initializer_range: the std from which transformers draws the model, if the config states it.
     """
 
     family: str
@@ -55,6 +60,8 @@ class Architecture:
     activation: str = "gelu"
     gated: bool = False
     post_norm: bool = False
+    branch_norm: bool = False
+    query_norm: bool = False
     causal: bool = True
     positions: bool = False
     token_types: bool = False
@@ -66,6 +73,7 @@ class Architecture:
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     tied: bool = True
+    initializer_range: float | None = None
 
     def __post_init__(self) -> None:
         for name in SIZES:
@@ -74,6 +82,10 @@ class Architecture:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ConfigError(f"{name} is {value!r:.60}, expected a finite number", help="correct the config")
+        std = self.initializer_range
+        real = isinstance(std, (int, float)) and not isinstance(std, bool) and math.isfinite(std)
+        if std is not None and not (real and std > 0):
+            raise ConfigError(f"initializer_range is {std!r:.60}, expected a number above 0", help="correct the config")
 
     @property
     def sizes(self) -> dict[str, float]:
@@ -94,11 +106,14 @@ class Architecture:
 
     @classmethod
     def of(cls, model: Any) -> Architecture:
-        """Read the facts from a model with a config, a config object, or the content of a `config.json`.
+        """Read the facts from a model with a config, a config object, a `config.json`'s content or its directory.
+
+        Of a model that holds a text model (Gemma 3 with images), the text model's facts. A flag that is absent means
+        what it means in transformers: untied for Llama and its relatives, else tied.
 
         Raises:
             UsageError: a family that is not known here.
-            ConfigError: a size that the config does not state.
+            ConfigError: a size that the config does not state, or no `config.json` in the directory.
 
         Example:
             >>> config = {"model_type": "gpt2", "vocab_size": 9, "n_embd": 8, "n_layer": 2, "n_head": 2}
@@ -107,15 +122,19 @@ class Architecture:
         """
         if isinstance(model, Architecture):
             return model
-        config = _Config(getattr(model, "config", model))
-        family = config.get("model_type", "")
-        if not isinstance(family, str) or family not in _READERS:
+        stored = isinstance(model, (str, os.PathLike))
+        config = outer = _Config(stored_config(model) if stored else getattr(model, "config", model))
+        if not _known(config) and (text := config.get("text_config")) is not None and _known(_Config(text)):
+            config = _Config(text)
+        if not _known(config):
+            what = os.fspath(model) if stored else type(model).__name__
             raise UsageError(
-                f"{type(model).__name__} of the family {family!r:.60}: expected one of {', '.join(_READERS)}",
+                f"{what} of the family {config.get('model_type', '')!r:.60}: expected one of {', '.join(_READERS)}",
                 help="describe the model as a bowline.recipes.Architecture",
             )
+        family = config["model_type"]
         read = _READERS[family](config)
-        tied = config.get("tie_word_embeddings", True)
+        tied = outer.get("tie_word_embeddings", config.get("tie_word_embeddings", family not in _UNTIED))
         if not isinstance(tied, bool):
             raise ConfigError(f"tie_word_embeddings is {tied!r:.60}, expected true or false", help="correct the config")
         return replace(
@@ -123,6 +142,7 @@ class Architecture:
                 family=family,
                 vocab_size=config["vocab_size"],
                 tied=tied,
+                initializer_range=config.get("initializer_range"),
                 **{"embedding_size": read["hidden_size"], **read},
             ),
             embed_scale=read.get("embed_scale", 1.0) * config.number("embed_scale"),
@@ -257,6 +277,18 @@ def _gemma(config: _Config) -> dict[str, Any]:
     return {**_llama(config), "activation": activation, "embed_scale": math.sqrt(config["hidden_size"])}
 
 
+def _qwen3(config: _Config) -> dict[str, Any]:
+    return {**_llama(config), "query_norm": True}
+
+
+def _gemma3(config: _Config) -> dict[str, Any]:
+    read = _gemma(config)
+    queries = config.get("query_pre_attn_scalar", read["head_size"])
+    if isinstance(queries, bool) or not isinstance(queries, (int, float)) or not 0 < queries < math.inf:
+        raise ConfigError(f"query_pre_attn_scalar is {queries!r:.60}, expected a number above 0")
+    return {**read, "branch_norm": True, "query_norm": True, "score_scale": queries**-0.5}
+
+
 def _lstm(config: _Config) -> dict[str, Any]:
     width, inner = config.get("embedding_size", config["hidden_size"]), config["hidden_size"]
     projected = config.get("projection", inner != width)
@@ -282,5 +314,14 @@ _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "llama": _llama,
     "mistral": _llama,
     "qwen2": _llama,
+    "qwen3": _qwen3,
     "gemma": _gemma,
+    "gemma3_text": _gemma3,
 }
+_UNTIED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Families whose head transformers unties if the config says nothing."""
+
+
+def _known(config: _Config) -> bool:
+    family = config.get("model_type")
+    return isinstance(family, str) and family in _READERS

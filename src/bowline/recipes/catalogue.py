@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from bowline.errors import UsageError
@@ -229,17 +230,28 @@ USUAL = {
     "gpt2": "transformers-gpt2",
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5"), "transformers-t5"),
     "lstm": "press-wolf",
-    **dict.fromkeys(("llama", "mistral", "qwen2"), "transformers-llama"),
-    "gemma": "transformers-gemma",
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "transformers-llama"),
+    **dict.fromkeys(("gemma", "gemma3_text"), "transformers-gemma"),
 }
 
 
-def usual(family: str) -> Recipe:
-    """The recipe that most models of a family use today.
+IN_RANGE = frozenset({"transformers-bert", "transformers-gpt2", "transformers-llama", "transformers-gemma"})
+"""Recipes whose 0.02 is the default of the config's `initializer_range`."""
+
+
+def usual(family: str, initializer_range: float | None = None) -> Recipe:
+    """The recipe that most models of a family use today, with transformers' `initializer_range` if it is given.
 
     Raises:
         UsageError: an unknown family.
     """
     if family not in USUAL:
         raise UsageError(f"family={family!r:.60}: expected one of {', '.join(USUAL)}", argument="family")
-    return RECIPES[USUAL[family]]
+    recipe = RECIPES[USUAL[family]]
+    if initializer_range is None or recipe.name not in IN_RANGE:
+        return recipe
+    by = initializer_range / 0.02
+    roles = {
+        role: replace(how, scale=Scale(how.scale.factor * by, how.scale.powers)) for role, how in recipe.roles.items()
+    }
+    return replace(recipe, roles=roles)

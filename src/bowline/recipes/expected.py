@@ -10,7 +10,7 @@ import numpy as np
 
 from bowline.errors import UsageError
 from bowline.recipes.architecture import Architecture
-from bowline.recipes.catalogue import RECIPES
+from bowline.recipes.catalogue import RECIPES, usual
 from bowline.recipes.log_sum_exp import GRID, critical_width, log_sum_exp
 from bowline.recipes.recipe import Recipe, Role
 from bowline.recipes.signal import Signal, propagate
@@ -97,7 +97,12 @@ def check_tie(recipe: Recipe, tied: bool) -> None:
 
 
 def expected_loss(
-    model: Any, recipe: Recipe | str, *, tied: bool | None = None, length: int = 32, scales: Scales = "recipe"
+    model: Any,
+    recipe: Recipe | str | None = None,
+    *,
+    tied: bool | None = None,
+    length: int = 32,
+    scales: Scales = "recipe",
 ) -> InitialLoss:
     """The mean cross entropy before training, on random tokens with random labels: E ln sum_j exp(z_j).
 
@@ -107,15 +112,17 @@ def expected_loss(
     the layers (`signal`). Sizes are assumed to be large: figures are within 5 % from about d = 64.
 
     Args:
-        model: a model, its config or the content of a `config.json`, of a family that `Architecture` knows; or an
-            `Architecture`.
-        recipe: one of `RECIPES`, or its name.
+        model: a model, its config, the directory of a checkpoint or the content of its `config.json`, of a family that
+            `Architecture` knows; or an `Architecture`.
+        recipe: one of `RECIPES`, or its name; by default the family's usual one, which is transformers', drawn from the
+            config's `initializer_range`.
         tied: overrides the config.
         length: tokens in a sequence; early positions mix few others, and keep more of their own embedding.
         scales: whose multipliers of embeddings and logits to use: the recipe's, or the model's.
 
     Raises:
         UsageError: an unknown family or recipe, a recipe that does not fit the tie, or a length below 1.
+        ConfigError: a config that cannot be read, or that does not state a size.
 
     Example:
         >>> config = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
@@ -123,12 +130,13 @@ def expected_loss(
         >>> round(expected.loss, 3), round(expected.uniform, 3)
         (10.979, 10.825)
     """
-    recipe = named(recipe)
+    recipe = named(recipe) if recipe is not None else None
     if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= LONGEST:
         raise UsageError(f"length={length!r:.60}: expected a whole number from 1 to {LONGEST}")
     if scales not in ("recipe", "model"):
         raise UsageError(f"scales={scales!r}: expected 'recipe' or 'model'")
     shape = Architecture.of(model)
+    recipe = usual(shape.family, shape.initializer_range) if recipe is None else recipe
     tied = shape.tied if tied is None else tied
     check_tie(recipe, tied)
     by_recipe = scales == "recipe"

@@ -7,7 +7,8 @@ covariance between positions, K[s, t] = E x_s . x_t / d, through the layers, as 
 
     attention      K += d_a s_o² E[A (d s_v² N) Aᵀ],   A = softmax of Gaussian scores of covariance c N ⊗ N
     feed-forward   K += d_ff s_out² k(N),               k the activation's kernel, gated: times d s_up² N
-    norm           N = K / sqrt(diag K diag Kᵀ),        before each part, or (post-norm) of the sum
+    norm           N = K / sqrt(diag K diag Kᵀ),        before each part, or (post-norm) of the sum; Gemma 3 also
+                                                        normalises what a part adds
 
 and the share of the embedding a s / sqrt(K[t, t]), which is the cosine of the hidden state and the embedding.
 Positions that see few others are diluted differently, so each position is computed separately.
@@ -112,6 +113,8 @@ def _stack(
     d, inner = model.hidden_size, model.num_heads * model.head_size
     gain = draw.recipe.of(Role.NORM_WEIGHT).mean(model.sizes) ** 2
     queries, keys = d * draw(Role.QUERY) ** 2, d * draw(Role.KEY) ** 2
+    if model.query_norm:
+        queries = keys = 1.0
     scores = model.score_scale**2 * model.head_size * queries * keys * gain**2
     values = inner * draw(Role.ATTENTION_OUT) ** 2 * d * draw(Role.VALUE) ** 2 * gain
     into = d * draw(Role.FEED_FORWARD_IN) ** 2 * gain
@@ -127,7 +130,7 @@ def _stack(
             else:
                 seen = memory if part == "cross" and memory is not None else normed
                 added = values * _mixed(normed, seen, scores, causal=causal and part == "self", random=random)
-            stream = stream + added
+            stream = stream + (gain * _normed(added)[0] if model.branch_norm else added)
             if model.post_norm:
                 stream, lengths = _normed(stream)
                 stream, share = stream * gain, share / lengths * math.sqrt(gain)
