@@ -21,8 +21,8 @@ __all__ = ["find_alike_rows"]
 ALIKE = 0.995
 """Cosine to the common direction from which a row belongs to a group.
 
-In SmolLM2-135M-Instruct, no token outside such a group is nearer than .993 to its direction, and no two trained rows
-are nearer than .98 to each other.
+In SmolLM2-135M-Instruct, 30 of 49,152 rows have a neighbour at a cosine of .98 or more: the 24 of one group, and six
+whose cosine to its direction is .984 to .993.
 """
 SHARE_OF_SPREAD = 0.05
 """In a table whose rows all point one way, a group is at least this much narrower than the table."""
