@@ -58,7 +58,7 @@ def test_information_alone_is_0(tmp_path: Path) -> None:
 def test_information_is_shown_with_verbose_and_where_its_code_is_selected(tmp_path: Path) -> None:
     path = write(tmp_path, {WTE: table(), HEAD: table()}, {**GPT2, "tie_word_embeddings": False})
     brief = bowline("audit", path).output
-    assert "1 informational finding (--verbose shows it): BW112 untied-but-equal" in brief
+    assert "1 informational finding (`bowline audit --verbose` shows it): BW112 untied-but-equal" in brief
     assert "in every value" not in brief
     assert "BW112 information: lm_head.weight equals" in bowline("audit", path, "--verbose").output
     assert "BW112 information: lm_head.weight equals" in bowline("audit", path, "--select", "BW1").output

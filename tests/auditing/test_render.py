@@ -366,8 +366,8 @@ def test_full_has_errors_first_and_of_information_only_the_number(tmp_path: Path
     shown = [line for line in text.split("\n") if line.startswith("BW")]
     assert [line.split(":")[0] for line in shown] == ["BW201 error", "BW206 warning"]
     assert (
-        "\n\n4 informational findings (--verbose shows them): BW205 duplicate-rows (2 times), BW206 zero-rows, "
-        "BW209 uneven-rows\n\n"
+        "\n\n4 informational findings (`bowline audit --verbose` shows them): BW205 duplicate-rows (2 times), "
+        "BW206 zero-rows, BW209 uneven-rows\n\n"
     ) in text
     assert text.endswith("Found 1 error, 1 warning, 4 informational findings in 1 checkpoint.")
 

@@ -79,7 +79,7 @@ def _findings(report: AuditReport, *, verbose: bool) -> Iterator[str]:
         named = ", ".join(f"{code} ({number} times)" if number > 1 else code for code, number in codes.items())
         pronoun = "them" if codes.total() > 1 else "it"
         yield ""
-        yield f"{_number(codes.total(), 'informational finding')} (--verbose shows {pronoun}): {named}"
+        yield f"{_number(codes.total(), 'informational finding')} (`bowline audit --verbose` shows {pronoun}): {named}"
 
 
 def _number(count: int, noun: str) -> str:
