@@ -59,15 +59,15 @@ def resize_vocab(
     lists them. Sizes that modules state, and `vocab_size` and the special token ids in every config that counts these
     tokens, follow. Gradients of what was resized are cleared.
 
-    A new row is, in each tensor, `"mean"`: the mean of its old rows; `"scaled-mean"`: that mean, scaled to the
-    median norm of the old rows (a bias: its mean); `"gaussian"`: the mean plus a sample of N(0, 1e-5 covariance of the
-    old rows) (Hewitt 2021, nlp.stanford.edu/~johnhew/vocab-expansion.html); `"zeros"`; `"copy:<id>"`: the row of that
-    old token; or what a function makes of (old tensor with the vocabulary's axis first (V, ...), count): (count, ...).
-    Means, norms and covariances leave the padding row and rows that are not finite out, are
-    computed in float64 and rounded once. Biases and logit-bias buffers follow the same rule by their own values;
-    integer tables repeat their rows. In a table that `quantize_tied` made, a kept row keeps its codes and its scale; a
-    new row is made from the float rows that the codes stand for, and then quantised. `pad_to_multiple_of` rounds `n`
-    up; the rows beyond it are new rows.
+    A new row is, in each tensor, `"mean"`: the mean of its old rows; `"scaled-mean"`: that mean, scaled to the median
+    norm of the old rows (a bias: its mean); `"gaussian"`: the mean plus a sample of N(0, 1e-5 covariance of the old
+    rows) (Hewitt 2021, nlp.stanford.edu/~johnhew/vocab-expansion.html); `"zeros"`; `"copy:<id>"`: the row of that old
+    token; or what a function makes of (old tensor with the vocabulary's axis first (V, ...), count): (count, ...).
+    Means, norms and covariances leave the padding row and rows that are not finite out, are computed in float64 and
+    rounded once. Biases and logit-bias buffers follow the same rule by their own values; integer tables repeat their
+    rows. In a table that `quantize_tied` made, a kept row keeps its codes and its scale; a new row is made from the
+    float rows that the codes stand for, and then quantised. `pad_to_multiple_of` rounds `n` up; the rows beyond it are
+    new rows.
 
     In `optimizer`, moments of kept rows are carried along and those of new rows are zero.
 
