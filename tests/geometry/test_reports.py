@@ -58,7 +58,8 @@ def test_a_negative_size_is_refused() -> None:
 
 def test_a_report_says_that_it_is_of_a_sample() -> None:
     report = geometry.describe(gaussian(100, 4), rows=1000)
-    assert (report.rows, report.sampled_rows, report.queried_rows) == (1000, 100, 100)
+    assert (report.rows, report.sampled_rows, report.queried_rows) == (1000, 100, 0)
+    assert (report.self_decoding_rate, report.median_nearest_cosine) == (None, None)
     assert report.welch_bound == geometry.welch_bound(1000, 4)
     assert report.identity_bound == geometry.identity_bound(1000, 4)
 

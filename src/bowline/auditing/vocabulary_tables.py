@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import nan, prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from bowline.auditing.difference import ROWS_NAMED, Cause, TableDifference, explain_difference
 from bowline.auditing.evidence import TieEvidence, compare_headers
 from bowline.auditing.progress import Progress
+from bowline.auditing.row_sampling import take
 from bowline.auditing.row_scan import PairScan, RowScan, can_scan, check_extent, scan_tables
 from bowline.auditing.row_statistics import PaddingRow, TableRows, classify_padding, describe_table
 from bowline.checkpoint.checkpoint import Checkpoint
@@ -19,14 +21,11 @@ from bowline.checkpoint.formats.dtypes import BITS
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.families.declaration import Declaration
 from bowline.families.transformers_table import lookup
-from bowline.geometry import GeometryReport, describe, sample_rows
+from bowline.geometry import GeometryReport, describe, spectrum_rows
 from bowline.tie import Tie, TieState
 
 __all__ = ["TablesRead", "read_tables", "sampled_table"]
 
-WHOLE_TABLE_BYTES = 64 << 20
-"""Up to this many bytes (as float32), a table's geometry is measured on all rows; above it, on a sample."""
-SAMPLE_BYTES = 16 << 20
 LARGEST_MASK = 16 << 20
 INITIAL_STD = ("initializer_range", "init_std", "initializer_factor")
 """Config keys for the standard deviation that embeddings are drawn with."""
@@ -54,7 +53,10 @@ def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Prog
     scans: dict[str, RowScan] = {}
     pairs: dict[Tie, PairScan] = {}  # a target can have another source in each version
     groups = _groups(by_headers, declaration, tensors)
-    progress.expect(sum(tensor.nbytes for source, targets in groups.items() for tensor in (source, *targets)))
+    embedding = tensors.get(declaration.embedding or "")
+    described = embedding if embedding in groups and len(embedding.shape) == 2 else None
+    to_read = [tensor for source, targets in groups.items() for tensor in (source, *targets)]
+    progress.expect(sum(tensor.nbytes for tensor in to_read) + (described.nbytes if described else 0))
     for source, targets in groups.items():
         scan = scan_tables(checkpoint, source, targets, progress)
         scans[source.name] = scan.rows
@@ -66,7 +68,6 @@ def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Prog
             scans[tie.target.name] = pair.rows if pair else scan_tables(checkpoint, tie.target).rows
     spread = next((found for key in INITIAL_STD if (found := _number(checkpoint, key))), None)
     tables = tuple(describe_table(checkpoint, scan) for scan in scans.values() if len(scan.tensor.shape) == 2)
-    embedding = tensors.get(declaration.embedding or "")
     main = embedding if embedding is not None and embedding.name in scans else None
     if main is None or len(main.shape) != 2:
         return TablesRead(ties=ties, tables=tables, padding=None, geometry=None, odd_bools=_odd_bools(checkpoint))
@@ -75,7 +76,7 @@ def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Prog
         ties=ties,
         tables=tables,
         padding=_padding(checkpoint, scans[main.name], table, spread),
-        geometry=describe(sampled_table(checkpoint, main), rows=main.shape[0]),
+        geometry=describe(_CheckpointTable(checkpoint, main, progress if described else Progress())),
         odd_bools=_odd_bools(checkpoint),
     )
 
@@ -181,17 +182,38 @@ def _number(checkpoint: Checkpoint, key: str) -> float | None:
     return None
 
 
+class _CheckpointTable:
+    """A table of a checkpoint as a `bowline.geometry.TableSource`. Reports each row as progress once."""
+
+    def __init__(self, checkpoint: Checkpoint, tensor: StoredTensor, progress: Progress) -> None:
+        self.shape = (tensor.shape[0], tensor.shape[1])
+        self._checkpoint = checkpoint
+        self._tensor = tensor
+        self._progress = progress
+        self._reported = 0
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
+        found = self._checkpoint.rows(self._tensor.name, start, stop)
+        if start <= self._reported < stop:
+            self._progress.advance((stop - self._reported) * (self._tensor.nbytes // self.shape[0]))
+            self._reported = stop
+        return found
+
+    def take(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """The rows of these ascending numbers, with one read for each run of consecutive rows."""
+        runs = np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1)
+        return np.concatenate(
+            [
+                self._checkpoint.rows(self._tensor.name, int(run[0]), int(run[-1]) + 1)
+                if run.size
+                else self._checkpoint.rows(self._tensor.name, 0, 0)
+                for run in runs
+            ]
+        )
+
+
 def sampled_table(checkpoint: Checkpoint, tensor: StoredTensor) -> npt.NDArray[np.float32]:
-    """The rows of a table (V, D) for measuring its geometry: all of them, or a sample of a large table."""
+    """The rows of a table (V, D) from which `describe` computes its Gram matrix: all, or a sample of a large table."""
     rows, columns = tensor.shape
-    if rows * columns * 4 <= WHOLE_TABLE_BYTES:
-        table = np.empty((rows, columns), np.float32)
-        for start, block in checkpoint.blocks(tensor.name):
-            table[start : start + len(block)] = block
-        return table
-    chosen = sample_rows(rows, columns, budget_bytes=SAMPLE_BYTES)
-    assert chosen is not None
-    taken = np.empty((len(chosen), columns), np.float32)
-    for at, row in enumerate(map(int, chosen)):
-        taken[at] = checkpoint.rows(tensor.name, row, row + 1)[0]
-    return taken
+    chosen = spectrum_rows(rows, columns)
+    return take(checkpoint, tensor, np.arange(rows) if chosen is None else chosen)

@@ -18,14 +18,15 @@ Every function here follows these rules:
 - No V x V matrix is held in memory. Gram matrices are summed in float64 up to 1024 a side and in float32 above;
   scores against all rows are float32.
 
-`describe` computes all of them, for a whole table or a sample of its rows. The functions named `gaussian_` give the
-values of a table of independent Gaussian entries, for comparison.
+`describe` computes all of them, with standard errors where a large table is sampled. Self-decoding and the nearest
+cosine compare a sample of rows with all rows, never with a sample: too many rows would decode to themselves. The
+functions named `gaussian_` give the values of a table of independent Gaussian entries, for comparison.
 """
 
 from __future__ import annotations
 
 from bowline.geometry.cosines import mean_cosine, mean_squared_cosine, welch_bound
-from bowline.geometry.diagnostics import GeometryReport, describe, sample_rows
+from bowline.geometry.diagnostics import GeometryReport, describe, sample_rows, spectrum_rows
 from bowline.geometry.gaussian import (
     gaussian_cosine_density,
     gaussian_eigenvalues,
@@ -50,6 +51,7 @@ from bowline.geometry.spectrum import (
     tight_frame_distance,
 )
 from bowline.geometry.table_checks import Table
+from bowline.geometry.table_source import TableSource
 from bowline.geometry.usable_rows import Rows
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "Quantiles",
     "Rows",
     "Table",
+    "TableSource",
     "describe",
     "effective_rank",
     "frame_ratio",
@@ -77,6 +80,7 @@ __all__ = [
     "sample_rows",
     "self_decoding_failures",
     "self_decoding_rate",
+    "spectrum_rows",
     "tight_frame_distance",
     "welch_bound",
 ]

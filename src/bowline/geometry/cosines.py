@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bowline.geometry.gram import sum_of_grams, sum_of_squares, without_diagonal
+from bowline.geometry.gram import sum_of_squares, without_diagonal
 from bowline.geometry.table_checks import Table
 from bowline.geometry.usable_rows import Rows
 
@@ -44,11 +44,8 @@ def mean_squared_cosine(table: Table | Rows) -> float | None:
     count = rows.nonzero.size
     if count < 2:
         return None
-    if rows.wide:
-        pairs = sum_of_squares(without_diagonal(rows.gram() / rows.lengths / rows.lengths[:, None]))
-    else:
-        unit_gram = sum_of_grams((block for _, block in rows.unit_blocks()), rows.hidden_size)
-        pairs = max(0.0, sum_of_squares(unit_gram) - count)
+    gram = rows.unit_gram()
+    pairs = sum_of_squares(without_diagonal(gram)) if rows.wide else max(0.0, sum_of_squares(gram) - count)
     return min(1.0, pairs / (count * (count - 1)))
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bowline.geometry.table_checks import Table
+from bowline.geometry.table_checks import Floats, Table
 from bowline.geometry.usable_rows import Rows
 
-__all__ = ["Quantiles", "row_norm_quantiles"]
+__all__ = ["Quantiles", "quantiles", "row_norm_quantiles"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,13 @@ def row_norm_quantiles(table: Table | Rows) -> Quantiles | None:
         5.0
     """
     rows = Rows.of(table)
-    if not rows.count:
+    return quantiles(np.ldexp(rows.norms, rows.exponent))
+
+
+def quantiles(norms: Floats) -> Quantiles | None:
+    """The quantiles of these norms; None without any."""
+    if not norms.size:
         return None
-    values = np.quantile(np.ldexp(rows.norms, rows.exponent), (0.0, 0.05, 0.5, 0.95, 1.0))
+    values = np.quantile(norms, (0.0, 0.05, 0.5, 0.95, 1.0))
     least, low, middle, high, most = (float(value) for value in values)
     return Quantiles(min=least, p5=low, p50=middle, p95=high, max=most)

@@ -12,15 +12,31 @@ from bowline.geometry.table_checks import Array, Floats, Table
 from bowline.geometry.usable_rows import Rows
 
 __all__ = [
+    "can_be_halved",
+    "coordinates",
     "effective_rank",
     "frame_ratio",
     "identity_bound",
     "identity_distance",
     "isoscore",
     "isotropy",
+    "isotropy_shortfall",
+    "log_isotropy",
+    "log_partition",
     "participation_ratio",
+    "rank_shortfall",
+    "shows_spectrum",
     "tight_frame_distance",
 ]
+
+
+SPECTRUM_ROWS = 2
+"""A sample shows the spectrum of a table if it has at least this many rows for each dimension."""
+
+
+def shows_spectrum(rows: Rows) -> bool:
+    """Whether these rows are the whole table, or a sample of at least two rows for each dimension."""
+    return rows.stored == rows.stored_total or rows.count >= SPECTRUM_ROWS * rows.hidden_size
 
 
 def isotropy(table: Table | Rows) -> float | None:
@@ -32,6 +48,11 @@ def isotropy(table: Table | Rows) -> float | None:
     isotropic by being small. Where eigenvalues coincide, so that eigenvectors are not unique, it depends on the basis
     that the solver picks.
 
+    Of the many directions of a flat spectrum, the extreme ones of a sample are those in which the sample differs from
+    the table, so its I(E) is too low. For a sample of at least two rows for each dimension, ln I(E) is corrected to
+    first order in 1 / sqrt(n), from the two halves of the sample. Where few directions stand out, the halves agree and
+    the correction vanishes.
+
     Example:
         >>> isotropy(np.zeros((3, 2)))
         1.0
@@ -41,8 +62,7 @@ def isotropy(table: Table | Rows) -> float | None:
     rows = Rows.of(table)
     if not rows.count or not rows.hidden_size:
         return None
-    log_z = _log_partition(rows)
-    return math.exp(float(log_z.min()) - float(log_z.max()))
+    return math.exp(min(0.0, log_isotropy(rows) + isotropy_shortfall(rows)))
 
 
 def effective_rank(table: Table | Rows) -> float | None:
@@ -51,11 +71,55 @@ def effective_rank(table: Table | Rows) -> float | None:
     Roy and Vetterli, "The Effective Rank" (EUSIPCO 2007): the entropy is that of the singular values, not of their
     squares. None for a table of zeros.
 
+    The spectrum of a sample is more uneven than the table's, so its effective rank r is too low. For a sample of at
+    least two rows for each dimension it is corrected: by the shortfall s to first order, from the two halves of the
+    sample, and by -3 s^2 / r to second order. The factor 3 fits random samples of four tables (SmolLM2's, MiniLM's, a
+    Gaussian and a heavy-tailed one), of 2 to 13 rows for each dimension, with errors below 2 s^2 / r.
+
     Example:
         >>> round(effective_rank(np.eye(5, 3)), 6)
         3.0
     """
-    eigenvalues = Rows.of(table).spectrum()[0]
+    rows = Rows.of(table)
+    rank = _entropy_rank(rows.spectrum()[0])
+    if rank is None:
+        return None
+    missing = rank_shortfall(rows)
+    return min(rank + max(0.0, missing - 3 * missing**2 / rank), float(rows.hidden_size))
+
+
+def rank_shortfall(rows: Rows) -> float:
+    """By how much the effective rank of a sample is lower than the table's, to first order in 1 / n; else 0."""
+    rank = _entropy_rank(rows.spectrum()[0])
+    if rank is None or not can_be_halved(rows):
+        return 0.0
+    halves = [_entropy_rank(half.spectrum()[0]) or rank for half in rows.halves()]
+    return max(0.0, (rank - sum(halves) / 2) * (1 - rows.count / rows.total))
+
+
+def isotropy_shortfall(rows: Rows) -> float:
+    """By how much ln I(E) of a sample is lower than the table's, to first order in 1 / sqrt(n); else 0.
+
+    It is negative if the sample's is higher.
+    """
+    if not can_be_halved(rows):
+        return 0.0
+    own, halves = log_isotropy(rows), [log_isotropy(half) for half in rows.halves()]
+    return (own - sum(halves) / 2) * (1 - math.sqrt(rows.count / rows.total)) / (math.sqrt(2) - 1)
+
+
+def can_be_halved(rows: Rows) -> bool:
+    """Whether these rows are a sample whose halves have as many rows as dimensions."""
+    return rows.total > rows.count and rows.count >= SPECTRUM_ROWS * max(1, rows.hidden_size)
+
+
+def log_isotropy(rows: Rows) -> float:
+    """ln I(E) of these rows as a table of their own."""
+    log_z = log_partition(rows)
+    return float(log_z.min()) - float(log_z.max())
+
+
+def _entropy_rank(eigenvalues: Floats) -> float | None:
     shares = np.sqrt(eigenvalues[eigenvalues > 0])
     if not shares.size:
         return None
@@ -179,20 +243,23 @@ def _participation(rows: Rows, squared_norms: Floats, gram: Array) -> float | No
     return min(ratio, float(rows.hidden_size), float(total))
 
 
-def _log_partition(rows: Rows) -> Floats:
+def log_partition(rows: Rows) -> Floats:
     """ln Z(c) for every eigenvector c of the Gram matrix, and for every -c."""
+    if rows.log_partition is not None:
+        return rows.log_partition
     eigenvalues, vectors = rows.spectrum()
     log_z = np.full((2, eigenvalues.size), -np.inf)
-    for part in _coordinates(rows, eigenvalues, vectors):
+    for part in coordinates(rows, eigenvalues, vectors):
         for signed, sums in zip((part, -part), log_z, strict=True):
             highest = signed.max(axis=0)
             z = np.exp(signed - highest).sum(axis=0, dtype=np.float64)
             np.logaddexp(sums, highest + np.log(z), out=sums)
     # With fewer rows than dimensions the other eigenvectors are orthogonal to every row: Z = V.
-    return np.append(log_z, [math.log(rows.count)] if rows.wide else [])
+    rows.log_partition = np.append(log_z, [math.log(rows.count)] if rows.wide else [])
+    return rows.log_partition
 
 
-def _coordinates(rows: Rows, eigenvalues: Floats, vectors: Array) -> Iterator[Array]:
+def coordinates(rows: Rows, eigenvalues: Floats, vectors: Array) -> Iterator[Array]:
     """c . e_i for every eigenvector c, in blocks of rows."""
     if rows.wide:  # for E E^T, the eigenvectors times the singular values are the coordinates themselves
         yield np.ldexp(vectors * np.sqrt(eigenvalues), rows.exponent)

@@ -21,6 +21,7 @@ from bowline.geometry.table_checks import (
     largest_entry,
     usable_rows,
 )
+from bowline.geometry.table_source import TableSource, as_source, whole_table
 
 __all__ = ["Rows"]
 
@@ -45,8 +46,10 @@ class Rows:
         (2, 1.7422680412371134, 0.0)
     """
 
-    def __init__(self, table: Table, *, total: int | None = None) -> None:
-        array = floats(table)
+    def __init__(self, table: Table | TableSource, *, total: int | None = None) -> None:
+        given = whole_table(table) if isinstance(table, TableSource) else table
+        self.source: TableSource = as_source(given)
+        array = floats(given)
         self.stored: int = array.shape[0]
         self.hidden_size: int = array.shape[1]
         self.stored_total = self.stored if total is None else total
@@ -72,12 +75,15 @@ class Rows:
         self.norms: Floats = np.sqrt(self.squared_norms)
         self.lengths: Floats = np.where(self.norms > 0, self.norms, 1.0)
         self.nonzero: Indices = np.flatnonzero(self.norms)
+        self.log_partition: Floats | None = None
+        self._halves: tuple[Rows, Rows] | None = None
         self._gram: Array | None = None
+        self._unit_gram: Array | None = None
         self._eigenvalues: Floats | None = None
         self._vectors: Array | None = None
 
     @classmethod
-    def of(cls, table: Table | Rows) -> Rows:
+    def of(cls, table: Table | TableSource | Rows) -> Rows:
         """The `Rows` of a table; a `Rows` is returned as it is."""
         return table if isinstance(table, Rows) else cls(table)
 
@@ -103,6 +109,13 @@ class Rows:
             block /= self.lengths[place, None]
             yield place, block
 
+    def halves(self) -> tuple[Rows, Rows]:
+        """Every other row, as a table of its own, and the rest."""
+        if self._halves is None:
+            table = np.ldexp(self.array, self.exponent) if self.exponent else self.array
+            self._halves = Rows(table[::2]), Rows(table[1::2])
+        return self._halves
+
     def gram(self) -> Array:
         """E^T E (D, D), or E E^T (V, V) when that is smaller: their nonzero eigenvalues are the same."""
         if self._gram is None:
@@ -111,6 +124,15 @@ class Rows:
             else:
                 self._gram = sum_of_grams((block for _, block in self.blocks()), self.hidden_size)
         return self._gram
+
+    def unit_gram(self) -> Array:
+        """`gram()` of the rows scaled to length 1; rows of zeros stay."""
+        if self._unit_gram is None:
+            if self.wide:
+                self._unit_gram = self.gram() / self.lengths / self.lengths[:, None]
+            else:
+                self._unit_gram = sum_of_grams((block for _, block in self.unit_blocks()), self.hidden_size)
+        return self._unit_gram
 
     def eigenvalues(self) -> Floats:
         """The eigenvalues of `gram()`, ascending; those below its resolution are set to 0."""
@@ -183,5 +205,6 @@ class Rows:
 
 
 def _above_rounding(eigenvalues: Array) -> Floats:
+    """The eigenvalues of a Gram matrix, those below its resolution set to 0."""
     floor = float(np.finfo(eigenvalues.dtype).eps) * float(eigenvalues.max(initial=0.0))
     return np.where(eigenvalues > floor, eigenvalues, 0.0).astype(np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import astuple
@@ -118,22 +119,36 @@ def _state(tie: TieEvidence) -> str:
 def _geometry(evidence: Evidence) -> Iterator[str]:
     geometry = evidence.geometry
     assert geometry is not None
-    sampled = f", from a sample of {geometry.sampled_rows}" if geometry.sampled_rows else ""
-    yield f"  {'geometry':<10} {geometry.rows} rows of {geometry.hidden_size}{sampled}"
+    errors = geometry.standard_errors or {}
+    parts = [f"{geometry.rows} rows of {geometry.hidden_size}"]
+    if geometry.sampled_rows:
+        parts.append(f"{geometry.sampled_rows} sampled")
+    if "self_decoding_rate" in errors:
+        parts.append(f"{geometry.queried_rows} compared with all")
+    yield f"  {'geometry':<10} {', '.join(parts)}{' (± one standard error)' if errors else ''}"
     norms = geometry.row_norms
     if norms is not None:
         shown = "/".join(f"{value:.3g}" for value in astuple(norms))
         yield f"    {'row norms':<15} {shown} (min/5%/median/95%/max)"
-    figures = [
-        ("mean cosine", geometry.mean_cosine, ".3f"),
-        ("isotropy", geometry.isotropy, ".3f"),
-        ("effective rank", geometry.effective_rank, ".0f"),
-        ("self-decoding", geometry.self_decoding_rate, ".2%"),
-        ("nearest cosine", geometry.median_nearest_cosine, ".3f"),
-    ]
-    for label, value, form in figures:
+    for label, name, decimals, unit in (
+        ("mean cosine", "mean_cosine", 3, ""),
+        ("isotropy", "isotropy", 3, ""),
+        ("effective rank", "effective_rank", 0, ""),
+        ("self-decoding", "self_decoding_rate", 2, "%"),
+        ("nearest cosine", "median_nearest_cosine", 3, ""),
+    ):
+        value = getattr(geometry, name)
         if value is not None:
-            yield f"    {label:<15} {value:{form}}"
+            yield f"    {label:<15} {_estimate(value, errors.get(name), decimals, unit)}"
+
+
+def _estimate(value: float, error: float | None, decimals: int, unit: str) -> str:
+    """The value with these decimals; an estimate with those of its standard error's first digit, and the error."""
+    scale = 100 if unit == "%" else 1
+    if not error:
+        return f"{scale * value:.{decimals}f}{unit}"
+    shown = min(6, max(0, -math.floor(math.log10(scale * error))))
+    return f"{scale * value:.{shown}f}{unit} ± {scale * error:.{shown}f}"
 
 
 def _place(evidence: Evidence, finding: Finding) -> str:
