@@ -396,6 +396,14 @@ def test_full_shows_ties_that_differ_in_their_target_alone_once(tmp_path: Path) 
     ]
 
 
+def test_full_says_what_each_figure_of_the_geometry_is(tmp_path: Path) -> None:
+    lines = [line.split() for line in render("full", report(tmp_path, "shared")).split("\n")]
+    said = {" ".join(words[:2]): " ".join(words[3:]) for words in lines if len(words) > 3}
+    assert said["mean cosine"] == "of two rows"
+    assert said["effective rank"] == "of 8"
+    assert said["nearest cosine"] == "to the nearest other row (median)"
+
+
 def test_full_says_that_an_untied_head_is_as_the_flag_says(tmp_path: Path) -> None:
     text = render("full", audit(write(tmp_path, {EMBED: table(), HEAD: OWN}, LLAMA)))
     assert "DIVERGED (untied, as the flag says): 64 of 64 rows differ" in text

@@ -130,16 +130,16 @@ def _geometry(evidence: Evidence) -> Iterator[str]:
     if norms is not None:
         shown = "/".join(f"{value:.3g}" for value in astuple(norms))
         yield f"    {'row norms':<15} {shown} (min/5%/median/95%/max)"
-    for label, name, decimals, unit in (
-        ("mean cosine", "mean_cosine", 3, ""),
-        ("isotropy", "isotropy", 3, ""),
-        ("effective rank", "effective_rank", 0, ""),
-        ("self-decoding", "self_decoding_rate", 2, "%"),
-        ("nearest cosine", "median_nearest_cosine", 3, ""),
+    for label, name, decimals, unit, meaning in (
+        ("mean cosine", "mean_cosine", 3, "", "of two rows"),
+        ("isotropy", "isotropy", 3, "", "1 if no direction is preferred"),
+        ("effective rank", "effective_rank", 0, "", f"of {min(geometry.rows, geometry.hidden_size)}"),
+        ("self-decoding", "self_decoding_rate", 2, "%", "of rows score highest against themselves"),
+        ("nearest cosine", "median_nearest_cosine", 3, "", "to the nearest other row (median)"),
     ):
         value = getattr(geometry, name)
         if value is not None:
-            yield f"    {label:<15} {_estimate(value, errors.get(name), decimals, unit)}"
+            yield f"    {label:<15} {_estimate(value, errors.get(name), decimals, unit):<15} {meaning}"
 
 
 def _estimate(value: float, error: float | None, decimals: int, unit: str) -> str:
