@@ -42,7 +42,7 @@ def adapter_in_both_ends(evidence: Evidence) -> Iterator[Observation]:
                 message=(
                     f"{table.tensor} serves as embedding and head, and differs from {evidence.base.location} by what "
                     f"looks like {difference} ({difference.rows_differing} of {table.common_rows} rows, "
-                    f"{difference.extent}): an adapter merged into one end has changed both"
+                    f"{difference.extent}): an adapter that was merged into the shared matrix has changed both ends"
                 ),
                 help=(
                     'merge again with bowline.nn.merge_lora(model, on_tie="untie"); nothing is wrong if one adapter '
