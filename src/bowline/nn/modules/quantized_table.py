@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from bowline.nn.modules.int8_product import fast_product
 from bowline.nn.tree.save_guard import refuse_to_save, transformers_is_saving
 from bowline.nn.tree.table_slots import SharedTable
 
@@ -52,6 +53,9 @@ class QuantizedTable(SharedTable):
 
     def product(self, hidden: torch.Tensor) -> torch.Tensor:
         """`hidden @ rows.T`: `(..., D)` to `(..., V)`, in blocks of the vocabulary."""
+        fast = fast_product(hidden, self.values, self.scale)
+        if fast is not None:
+            return fast
         return torch.cat([F.linear(hidden, self.rows(block)) for block in _blocks(self.values)], dim=-1)
 
     def extra_repr(self) -> str:
