@@ -89,7 +89,7 @@ def test_a_compiled_head_gives_the_same_logits() -> None:
         torch.testing.assert_close(compiled(hidden), table.product(hidden), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_a_traced_head_does_not_keep_the_size_of_the_state_that_it_was_traced_with() -> None:
     table = table_of(50, 8, torch.float32)
     with torch.no_grad():
