@@ -5,7 +5,8 @@ GPT-2 small, by itself and compiled, and a masked model with a multilingual voca
 step; the peaks are those of processes of their own, which take three steps: with glibc's allocator as it is, which
 keeps much of what is freed, and told to give it back at once.
 
-`python -m benchmarks use_tied_loss` runs all of it, and `benchmarks.adapted_loss` after it; `python -m benchmarks.use_tied_loss CASE WHICH` one process.
+`python -m benchmarks use_tied_loss` runs all of it, and `benchmarks.adapted_loss` after it;
+`python -m benchmarks.use_tied_loss CASE WHICH` one process.
 """
 
 from __future__ import annotations
