@@ -494,7 +494,7 @@ def _torchao(path: Path) -> Made:
         path / "float", quantization_config=transformers.TorchAoConfig(Int8WeightOnlyConfig())
     )
     quantised.save_pretrained(path / "int8", safe_serialization=False)
-    return Made(place=path / "int8")
+    return Made(place=path / "int8", reference=logits(quantised.eval()))
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
