@@ -10,7 +10,7 @@ from typing import Any
 
 from bowline.errors import ConfigError, UsageError
 from bowline.families.quirks import ScaledBy, quirks_of
-from bowline.recipes.stored_config import stored_config
+from bowline.recipes.config_directory import stored_config
 
 __all__ = ["Architecture"]
 
