@@ -9,6 +9,7 @@ from typing import Any
 from bowline.auditing.evidence import Evidence, TieEvidence, compare_headers
 from bowline.auditing.loaders import Fate, Outcome, StoredFacts, predict
 from bowline.auditing.progress import Progress
+from bowline.auditing.quantised_names import names_its_table, table_of
 from bowline.auditing.shape_fit import misfits
 from bowline.auditing.tokenizer_files import read_tokenizer
 from bowline.checkpoint.checkpoint import Checkpoint
@@ -72,7 +73,7 @@ def gather(
         metadata=checkpoint.metadata,
         lints=checkpoint.lints,
         ties=ties,
-        outcomes=_as_far_as_known(predict(declaration, seen), ties),
+        outcomes=_of_tables(_as_far_as_known(predict(declaration, seen), ties), ties, checkpoint),
         tokenizer=read_tokenizer(checkpoint),
         tables=tables,
         padding=padding,
@@ -122,6 +123,23 @@ def _as_far_as_known(
         loader: {
             target: None if target in unknown and outcome and outcome.fate is not Fate.REFUSED else outcome
             for target, outcome in targets.items()
+        }
+        for loader, targets in outcomes.items()
+    }
+
+
+def _of_tables(
+    outcomes: dict[str, dict[str, Outcome | None]], ties: tuple[TieEvidence, ...], checkpoint: Checkpoint
+) -> dict[str, dict[str, Outcome | None]]:
+    """The outcomes, with those of ties whose matrix is a table of `quantize_tied`, which no loader reads."""
+    if names_its_table(checkpoint.config):
+        fate = Outcome(Fate.REFUSED, "quantization_config has no quant_method: the int8 table is not read")
+    else:
+        fate = Outcome(Fate.RANDOM, "only an int8 table is stored, which is not read")
+    tabled = {tie.tie.target for tie in ties if table_of(tie.tie.source, checkpoint.tensors)}
+    return {
+        loader: {
+            target: fate if target in tabled and outcome is None else outcome for target, outcome in targets.items()
         }
         for loader, targets in outcomes.items()
     }

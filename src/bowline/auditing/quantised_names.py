@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
-__all__ = ["in_other_form"]
+__all__ = ["in_other_form", "names_its_table", "table_of"]
 
 OTHER_FORMS = (
     "qweight",
@@ -17,8 +18,9 @@ OTHER_FORMS = (
     "weight.absmax",
     "weight.quant_map",
     "biases",
+    "table.values",
 )
-"""Suffixes that GPTQ, AWQ, compressed-tensors, bitsandbytes and MLX write in place of a weight, or beside it."""
+"""Suffixes in place of a weight, or beside it: GPTQ's, AWQ's, compressed-tensors', bitsandbytes', MLX's, Bowline's."""
 
 
 def in_other_form(name: str, stored: Collection[str]) -> bool:
@@ -30,3 +32,21 @@ def in_other_form(name: str, stored: Collection[str]) -> bool:
     """
     stem = name.removesuffix("weight")
     return name.endswith("weight") and any(stem + form in stored for form in OTHER_FORMS)
+
+
+def table_of(name: str, stored: Collection[str]) -> str | None:
+    """The int8 table of `bowline.nn.quantize_tied` that is stored in place of the weight `name`, or `None`.
+
+    Example:
+        >>> table_of("wte.weight", {"wte.table.values", "wte.table.scale"})
+        'wte.table'
+    """
+    table = name.removesuffix("weight") + "table"
+    whole = name not in stored and f"{table}.values" in stored and f"{table}.scale" in stored
+    return table if name.endswith("weight") and whole else None
+
+
+def names_its_table(config: Mapping[str, Any] | None) -> bool:
+    """Whether a config has the entry of such a table, without a `quant_method`, for which other loaders refuse it."""
+    entry = (config or {}).get("quantization_config")
+    return isinstance(entry, Mapping) and "quantized_by" in entry and "quant_method" not in entry
