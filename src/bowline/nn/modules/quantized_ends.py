@@ -45,6 +45,10 @@ class Multiplier:
             self._rounded[rows.dtype] = exact.to(rows.dtype).item()
         return rows * self._rounded[rows.dtype]
 
+    def as_the_class_has_it(self, device: torch.device) -> float | torch.Tensor:
+        """A tensor of no axes if the class holds a buffer, else the number."""
+        return torch.tensor(self.number, device=device) if self._rounds else self.number
+
 
 class _Replacement(TableEnd):
     """An end that remembers the module it replaced, without that module's weight."""
@@ -87,18 +91,23 @@ class QuantizedEmbedding(_Replacement):
     looks_up = True
 
     def __init__(
-        self, table: QuantizedTable, padding_idx: int | None = None, embed_scale: Multiplier | None = None
+        self, table: QuantizedTable, padding_idx: int | None = None, multiplier: Multiplier | None = None
     ) -> None:
         super().__init__()
         self._modules["table"] = table
         self.padding_idx = padding_idx
-        self.embed_scale = embed_scale
+        self.multiplier = multiplier
         self.num_embeddings, self.embedding_dim = table.values.shape
 
     @property
     def table(self) -> QuantizedTable:
         """The table, which is this module's child."""
         return cast(QuantizedTable, self._modules["table"])
+
+    @property
+    def embed_scale(self) -> float | torch.Tensor | None:
+        """The multiplier as the class had it, which some models read (DiffusionGemma): a tensor or a number."""
+        return None if self.multiplier is None else self.multiplier.as_the_class_has_it(self.table.scale.device)
 
     def read(self, table: SharedTable) -> None:
         """Use `table` from now on."""
@@ -107,14 +116,14 @@ class QuantizedEmbedding(_Replacement):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of `ids`."""
         rows = self.table.rows(ids)
-        return rows if self.embed_scale is None else self.embed_scale(rows)
+        return rows if self.multiplier is None else self.multiplier(rows)
 
     def in_float(self, parameter: nn.Parameter) -> nn.Module:
         """The embedding that was here before the table, with `parameter` as its weight."""
         module = super().in_float(parameter)
         old = module._buffers.get(MULTIPLIER)
-        if old is not None and self.embed_scale is not None:
-            number = torch.tensor(self.embed_scale.number, dtype=old.dtype, device=parameter.device)
+        if old is not None and self.multiplier is not None:
+            number = torch.tensor(self.multiplier.number, dtype=old.dtype, device=parameter.device)
             module._buffers[MULTIPLIER] = number
         return module
 
