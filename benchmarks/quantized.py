@@ -64,7 +64,8 @@ def run() -> str:
             fill(
                 "One hidden state (1, D) to logits (1, V). The matrix is random, N(0, 0.02^2). Interleaved rounds, "
                 f"{rounds}. Other work ran on the machine (see the load): compare the heads of one table by their "
-                "ratios, and not the milliseconds of two tables. The largest error is that of a logit against float64 "
+                "ratios, and not the milliseconds of two tables. torchao converts its codes to float at each call; its "
+                "time varied by up to four times between runs. The largest error is that of a logit against float64 "
                 "with the same matrix, divided by the largest logit.",
                 LINE,
             ),
