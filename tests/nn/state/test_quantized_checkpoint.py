@@ -15,10 +15,20 @@ from safetensors.torch import load_file
 from torch import nn
 
 from bowline.errors import CheckpointError, TieError
-from bowline.nn import check_ties, load_checkpoint, quantize_tied, save_checkpoint, tie_weights, untie_weights
+from bowline.nn import (
+    check_ties,
+    load_checkpoint,
+    quantize_tied,
+    resize_vocab,
+    save_checkpoint,
+    tie_weights,
+    untie_weights,
+)
 from bowline.nn.modules.quantized_ends import QuantizedEmbedding, QuantizedHead
 from tests.nn.models import TinyLM
 from tests.nn.modules.test_quantized_families import BUILDERS, built, logits
+
+SMOLLM2 = Path(__file__).parents[3] / ".peers" / "real" / "smollm2"
 
 
 def config_of(directory: Path) -> dict[str, Any]:
@@ -109,6 +119,33 @@ def test_a_load_that_fails_leaves_the_float_model_as_it_was(tmp_path: Path) -> N
         load_checkpoint(smaller, tmp_path)
     assert type(smaller.emb) is nn.Embedding
     assert smaller.head.weight is smaller.emb.weight
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="SmolLM2-135M-Instruct is not in .peers/real/smollm2")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_a_trained_model_is_saved_loaded_resized_and_untied_with_its_logits(dtype: torch.dtype, tmp_path: Path) -> None:
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=dtype).eval()
+    ids = transformers.AutoTokenizer.from_pretrained(SMOLLM2)("The bowline is a knot", return_tensors="pt").input_ids
+    rows = model.config.vocab_size
+    with torch.no_grad():
+        plain = model(ids).logits
+        quantize_tied(model)
+        logits = model(ids).logits
+    assert float((logits - plain).abs().max()) < 0.06 * float(plain.abs().max())
+    assert torch.equal(logits[0].argmax(-1), plain[0].argmax(-1))
+    save_checkpoint(model, tmp_path)
+    with torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(tmp_path)
+        again: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    load_checkpoint(again, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, logits)
+        resize_vocab(again, rows + 8)
+        assert torch.equal(again(ids).logits[..., :rows], logits)
+        untie_weights(again)
+        tolerance = 1e-4 if dtype is torch.float32 else 0.25
+        torch.testing.assert_close(again(ids).logits[..., :rows], logits, rtol=0.02, atol=tolerance)
 
 
 # --- what save_pretrained of transformers would lose ------------------------------------------------------------------
