@@ -110,6 +110,74 @@ def test_a_head_of_its_own_is_all_rows(tmp_path: Path) -> None:
     assert found.max_abs_difference == pytest.approx(np.abs(table() - table(seed=1)).max(), rel=1e-6)
 
 
+def with_spectrum(values: npt.NDArray[np.float64], rows: int = 640, columns: int = 288) -> npt.NDArray[np.float64]:
+    """A matrix with these singular values and random directions."""
+    random = np.random.default_rng(11)
+    left, _ = np.linalg.qr(random.normal(size=(rows, len(values))))
+    right, _ = np.linalg.qr(random.normal(size=(columns, len(values))))
+    delta: npt.NDArray[np.float64] = (left * values) @ right.T
+    return delta
+
+
+def stored(values: npt.NDArray[Any], dtype: str) -> Any:
+    short = rounded(values.astype(np.float32), dtype)
+    return bf16(short) if dtype == "BF16" else short.astype(np.float16) if dtype == "F16" else short
+
+
+FULL = {  # singular values of heads that were trained in full, in units of the largest: see docs/notes/low-rank.md
+    "AdamW": 0.34 * np.arange(1.0, 289.0) ** -1.1,
+    "SGD": 0.35 * np.arange(1.0, 289.0) ** -1.6,
+    "from a fresh draw": 0.09 * np.arange(1.0, 289.0) ** -0.7,
+    "long": np.linspace(1.0, 0.008, 288),
+}
+
+
+@pytest.mark.parametrize("size", [0.003, 0.03, 0.3])
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+@pytest.mark.parametrize("training", FULL)
+def test_a_head_trained_in_full_is_not_of_low_rank(tmp_path: Path, training: str, dtype: str, size: float) -> None:
+    values = FULL[training].copy()
+    values[0] = 1.0
+    delta = with_spectrum(values)
+    delta *= size * 0.02 / delta.std()
+    source = stored(table(640, 288), dtype)
+    base = table(640, 288) if dtype == "F32" else rounded(table(640, 288), dtype)
+    found = difference(tmp_path, source, stored(base + delta, dtype))
+    assert (found.cause in (Cause.ALL_ROWS, Cause.SOME_ROWS), found.rank) == (True, None)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+@pytest.mark.parametrize("rank", [4, 16, 64])
+@pytest.mark.parametrize("least", [0.03, 0.007, 0.0006])
+def test_an_adapter_of_uneven_spectrum_has_its_rank_or_none(
+    tmp_path: Path, rank: int, least: float, dtype: str
+) -> None:
+    values = np.geomspace(1.0, least, rank)
+    delta = with_spectrum(values)
+    delta *= 0.1 * 0.02 / delta.std()
+    base = table(640, 288) if dtype == "F32" else rounded(table(640, 288), dtype)
+    found = difference(tmp_path, stored(base, dtype), stored(base + delta, dtype))
+    assert found.rank in ((rank,) if dtype == "F32" else (rank, None))
+
+
+def test_a_delta_that_was_computed_in_bf16_is_of_low_rank_in_float32(tmp_path: Path) -> None:
+    delta = rounded(low_rank(8).astype(np.float32), "BF16")
+    found = difference(tmp_path, table(), (table() + delta).astype(np.float32))
+    assert (found.cause, found.rank) == (Cause.LOW_RANK, 8)
+
+
+def test_bf16_tables_that_are_stored_as_float32_are_held_to_the_rounding_of_bf16(tmp_path: Path) -> None:
+    source = rounded(table(), "BF16")
+    found = difference(tmp_path, source, rounded((source + low_rank(8)).astype(np.float32), "BF16"))
+    assert (found.cause, found.rank) == (Cause.LOW_RANK, 8)
+
+
+def test_a_wide_adapter_of_a_wide_table_has_its_rank(tmp_path: Path) -> None:
+    target = table(600, 520) + low_rank(128, rows=600, columns=520)
+    found = difference(tmp_path, table(600, 520), target.astype(np.float32))
+    assert (found.cause, found.rank) == (Cause.LOW_RANK, 128)
+
+
 # --- casts ----------------------------------------------------------------------------------------------------------
 
 

@@ -17,11 +17,21 @@ from bowline.checkpoint.formats.stored_tensor import StoredTensor
 __all__ = ["Cause", "TableDifference", "explain_difference"]
 
 ROWS_NAMED = 8
-SAMPLE_ROWS = 256
+SAMPLE_ROWS = 512
 SAMPLE_COLUMNS = 1024
 FEW = 0.1
 """Up to this share, the differing rows count as a few rows, not as the whole table."""
-LARGEST_RANK = 64
+LARGEST_RANK = 128
+LARGEST_SHARE = 0.01
+"""The most that rounding may hold of the energy of a difference that is called low-rank."""
+UNEXPLAINED = 1.5
+"""The energy beyond the rank may be this multiple of what rounding is expected to leave there."""
+GAP = 4.0
+"""The last singular value that counts is at least this multiple of the next,"""
+STEEPER = 2.0
+"""and this multiple of the steepest drop before it: otherwise further ones may be hidden by rounding."""
+GAP_AFTER_ONE = 200.0
+"""The gap after a single one: the largest of a trained adapter has been seen at 30 times the second."""
 SPACING = {"F64": 2.0**-52, "F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
 """Distance between neighbouring numbers at 1.0."""
 
@@ -69,8 +79,8 @@ class TableDifference:
 def explain_difference(checkpoint: Checkpoint, pair: PairScan, source: StoredTensor) -> TableDifference | None:
     """Describe the difference of a scanned pair of tables; `None` when no row differs.
 
-    The singular values of a sample of rows separate a low-rank delta from noise: few of them are above the level that
-    the rounding of the storage dtype causes. The cause is a guess, so reports say "looks like".
+    The singular values of a sample of rows separate a low-rank delta from noise and from training: few of them hold all
+    of the difference but what rounding explains. The cause is a guess, so reports say "looks like".
     """
     where = np.flatnonzero(pair.differs)
     if not len(where):
@@ -82,7 +92,7 @@ def explain_difference(checkpoint: Checkpoint, pair: PairScan, source: StoredTen
     elif len(source.shape) == 2:
         target_rows, source_rows = _samples(checkpoint, pair.tensor, source, where)
         dtype = _cast_through(target_rows, source_rows)
-        rank = None if dtype else _low_rank(target_rows, source_rows, source.dtype)
+        rank = None if dtype else _low_rank(target_rows, source_rows, (pair.tensor.dtype, source.dtype))
         cause = Cause.ROUNDING if dtype else Cause.LOW_RANK if rank else cause
     return TableDifference(
         rows_differing=len(where),
@@ -128,16 +138,63 @@ def _cast_through(target: Rows, source: Rows) -> str | None:
     return None
 
 
-def _low_rank(target: Rows, source: Rows, dtype: str) -> int | None:
+def _low_rank(target: Rows, source: Rows, dtypes: tuple[str, str]) -> int | None:
+    """The rank of the difference of two tables if rounding explains all of its energy beyond that rank, else `None`.
+
+    A delta that was added to a table has been rounded once with the sum, to the dtype of either table, and perhaps
+    before, to the dtype that the delta was computed in. The finest pair of dtypes that explains the rest decides.
+    A difference left by training has a spectrum that decreases steadily: beyond any rank is more than rounding leaves,
+    or the singular values do not drop there.
+    """
     rows, columns = target.shape
-    if min(rows, columns) < 8:
-        return None
     delta = target - source
-    if not np.isfinite(delta).all():  # two numbers at opposite ends of float64's range
+    if min(rows, columns) < 8 or not np.isfinite(delta).all():  # two numbers at opposite ends of float64's range
         return None
+    largest = float(np.abs(delta).max())
+    if not largest:
+        return None
+    exponent = int(np.frexp(largest)[1])
+    delta = np.ldexp(delta, -exponent)  # so that no square overflows or vanishes
     singular = np.linalg.svd(delta, compute_uv=False)
-    spacing = SPACING.get(dtype, 2.0**-7)
-    rounding = spacing / np.sqrt(12.0) * float(np.sqrt(np.mean(target**2)))  # standard deviation of one rounding
-    floor = max(2.0 * rounding * (np.sqrt(rows) + np.sqrt(columns)), 1e-6 * float(singular[0]))
-    rank = int((singular > floor).sum())
-    return rank if 0 < rank <= min(LARGEST_RANK, min(rows, columns) // 4) else None
+    grids = {_grid(target, dtypes[0]): target, _grid(source, dtypes[1]): source}
+    for grid in sorted(grids, key=lambda dtype: SPACING.get(dtype, 2.0**-7)):
+        stored = np.square(np.ldexp(_spacing(grids[grid], grid), -exponent)) / 12
+        for computed in ("F32", "F16", "BF16"):
+            # Up to four roundings: of each factor's product, the scaled delta, and a change of dtype.
+            noise = stored + 4 * np.square(SPACING[computed] * delta) / 12
+            rank = _rank_above(singular, noise)
+            if rank is not None:
+                return rank
+    return None
+
+
+def _rank_above(singular: npt.NDArray[np.float64], noise: Rows) -> int | None:
+    """The number of singular values that stand out from independent errors of these variances, if nothing else does."""
+    # The norm of a matrix of independent entries (Bandeira and van Handel, 2016), with a tenth for its spread.
+    edge = 1.1 * float(np.sqrt(noise.sum(axis=1).max()) + np.sqrt(noise.sum(axis=0).max()))
+    rank = int((singular > edge).sum())
+    if not 0 < rank <= min(LARGEST_RANK, len(singular) // 4):
+        return None
+    energies = np.square(singular)
+    beyond = float(energies[rank:].sum())
+    explained = beyond <= UNEXPLAINED * float(noise.sum()) and beyond <= LARGEST_SHARE * float(energies.sum())
+    steepest = float((singular[: rank - 1] / singular[1:rank]).max(initial=1.0))
+    gap = GAP_AFTER_ONE if rank == 1 else max(GAP, STEEPER * steepest)
+    return rank if explained and singular[rank - 1] >= gap * singular[rank] else None
+
+
+def _grid(values: Rows, dtype: str) -> str:
+    """The dtype whose numbers these are: a shorter one than they are stored in, if all of them fit."""
+    for shorter in ("BF16", "F16"):
+        if SPACING.get(dtype, 1.0) < SPACING[shorter] and np.array_equal(rounded(values, shorter), values):
+            return shorter
+    return dtype
+
+
+def _spacing(values: Rows, dtype: str) -> Rows:
+    """The distance of each value from the next number of its dtype."""
+    exponents = np.frexp(values)[1] - 1
+    if dtype == "F16":
+        exponents = np.maximum(exponents, -14)  # subnormal numbers are equally far apart
+    spacing: Rows = np.ldexp(SPACING.get(dtype, 2.0**-7), exponents)
+    return spacing
