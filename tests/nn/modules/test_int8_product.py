@@ -75,6 +75,27 @@ def test_a_gradient_goes_through_the_float_product() -> None:
     torch.testing.assert_close(hidden.grad[0], table.rows().sum(0))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # torch's own, of forward derivatives
+def test_forward_derivatives_and_vmap_go_through_the_float_product() -> None:
+    table = table_of(50, 32, torch.float32)
+    hidden, direction = torch.randn(3, 32), torch.randn(3, 32)
+    with torch.no_grad():
+        plain = table.product(hidden)
+        batched = torch.func.vmap(table.product)(hidden)
+    torch.testing.assert_close(batched, plain, rtol=1e-5, atol=1e-4)
+    with torch.autograd.forward_ad.dual_level():
+        dual = table.product(torch.autograd.forward_ad.make_dual(hidden, direction))
+        derivative = torch.autograd.forward_ad.unpack_dual(dual).tangent
+    torch.testing.assert_close(derivative, direction @ table.rows().T)
+
+
+def test_another_default_device_does_not_matter() -> None:
+    table = table_of(50, 8, torch.float32)
+    for states in (1, 9):
+        with torch.no_grad(), torch.device("meta"):
+            assert table.product(torch.ones(states, 8, device="cpu")).device.type == "cpu"
+
+
 def test_autocast_decides_the_dtype_of_the_logits() -> None:
     table = table_of(50, 8, torch.float32)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):

@@ -11,13 +11,15 @@ from __future__ import annotations
 import functools
 
 import torch
+from torch.autograd import forward_ad
 
 __all__ = ["fast_product"]
 
 MOST_STATES = 4
 """The number of hidden states up to which the kernels are faster than converted blocks."""
-BUFFER_ELEMENTS = 1 << 19
-"""Entries of the buffer in which rows are converted: 2 MB in float32."""
+BUFFER_ELEMENTS, BUFFER_OF_THREADS = 1 << 19, 1 << 22
+"""Entries of the buffer in which rows are converted. One thread keeps 2 MB of float32 in its cache. Several threads are
+started twice for each block, and wait for a core each time where others work too: fewer blocks."""
 ALIGNED = 32
 """Widths that `_weight_int8pack_mm` multiplies right: with others it reads past its rows (torch 2.13)."""
 DIGITS, BASE = 3, 256
@@ -30,8 +32,9 @@ STEPS = 2**22
 def fast_product(hidden: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor | None:
     """`hidden @ (scale[:, None] * values).T`, `(..., D)` to `(..., V)`; `None` where only the plain way serves.
 
-    That is: where a gradient is wanted, on another device, while torch traces or compiles, and under autocast. The sums
-    are float32's (float64's for float64), and a logit is rounded once to the dtype of `hidden`.
+    That is: where a gradient is wanted, in either mode of differentiation, on another device, while torch traces or
+    compiles, under `torch.func` and under autocast. The sums are float32's (float64's for float64). A logit is rounded
+    to the dtype of `hidden`; in blocks of bfloat16 twice, before and after it is scaled.
     """
     if not _serves(hidden, values, scale):
         return None
@@ -48,7 +51,9 @@ def fast_product(hidden: torch.Tensor, values: torch.Tensor, scale: torch.Tensor
 
 def _serves(hidden: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) -> bool:
     traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    if traced or torch.is_autocast_enabled("cpu"):
+    if traced or torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0:
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(hidden):
         return False
     plain = type(hidden) is torch.Tensor and hidden.is_cpu and values.is_cpu and hidden.dtype is scale.dtype
     return plain and not (torch.is_grad_enabled() and hidden.requires_grad) and hidden.numel() > 0 and len(values) > 0
@@ -72,7 +77,7 @@ def _by_digits(states: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) 
         whole = (whole - digit) // BASE
     stacked = torch.stack(digits, 1).to(torch.int8).flatten(0, 1)  # (states * digits, D)
     sums = torch._int_mm(stacked, values.t()).view(len(states), DIGITS, len(values))
-    logits = torch.empty(len(states), len(values))
+    logits = torch.empty(len(states), len(values), device=states.device)
     for state, step_of_state in enumerate(step.flatten().tolist()):
         for start in range(0, len(values), PIECE):
             piece = slice(start, start + PIECE)
@@ -87,9 +92,10 @@ def _by_blocks(states: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) 
     """Rows converted block by block in one buffer; the logits are scaled, not the rows."""
     dtype = torch.float32 if states.dtype is torch.float16 else states.dtype  # an unscaled sum overflows float16
     states, rows, width = states.to(dtype), *values.shape
-    step = max(1, BUFFER_ELEMENTS // width)
-    logits = torch.empty(len(states), rows, dtype=dtype)
-    buffer = torch.empty(min(step, rows), width, dtype=dtype)
+    entries = BUFFER_ELEMENTS if torch.get_num_threads() == 1 else BUFFER_OF_THREADS
+    step = max(1, entries // width)
+    logits = torch.empty(len(states), rows, dtype=dtype, device=states.device)
+    buffer = torch.empty(min(step, rows), width, dtype=dtype, device=states.device)
     for start in range(0, rows, step):
         block = buffer[: min(step, rows - start)]
         block.copy_(values[start : start + step])
