@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from bowline.auditing import audit
 from bowline.auditing.evidence import Evidence
+from bowline.auditing.progress import Progress
+from bowline.auditing.report import FORMATS, Run
+from bowline.auditing.row_scan import rounded
 from bowline.auditing.row_statistics import PaddingClass, PaddingRow
+from bowline.geometry import describe, diagnostics
 from tests.checkpoints import GPT2, HEAD, LLAMA, OWN, WTE, bf16, table, write
 
 Table = npt.NDArray[np.float32]
@@ -174,3 +182,72 @@ def test_two_equal_matrices_are_described_once(tmp_path: Path) -> None:
 def test_a_head_of_another_dtype_has_rows_of_its_own(tmp_path: Path) -> None:
     tables = audit(write(tmp_path, {WTE: table(), HEAD: bf16(table())}, GPT2)).evidence.tables
     assert [described.name for described in tables] == [WTE, HEAD]
+
+
+# --- geometry of a large table --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a table of 512 x 64 count as large: 192 rows are sampled, 100 are compared with all."""
+    monkeypatch.setattr(diagnostics, "WHOLE_TABLE_BYTES", 100_000)
+    monkeypatch.setattr(diagnostics, "SAMPLE_BYTES", 192 * COLUMNS * 4)
+    monkeypatch.setattr(diagnostics, "LEAST_QUERIES", 100)
+    monkeypatch.setattr(diagnostics, "QUERY_PRODUCTS", 0)
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
+def test_the_geometry_of_the_audit_is_that_of_describe(tmp_path: Path, sampled: None, dtype: str) -> None:
+    rows = trained().astype(np.float64)
+    short: dict[str, Any] = {
+        "F64": rows,
+        "F32": trained(),
+        "F16": trained().astype(np.float16),
+        "BF16": rounded(trained(), "BF16"),
+    }
+    found = evidence(tmp_path, bf16(short[dtype]) if dtype == "BF16" else short[dtype]).geometry
+    assert found == describe(short[dtype])
+    assert found.standard_errors is not None
+    assert (found.sampled_rows, found.queried_rows) == (192, 100)
+
+
+def test_estimates_have_their_standard_error_in_text_and_json(tmp_path: Path, sampled: None) -> None:
+    report = audit(write(tmp_path, {WTE: trained()}, {**GPT2, "vocab_size": ROWS}))
+    text = FORMATS["full"](Run(reports=(report,), failures=()))
+    assert f"{ROWS} rows of {COLUMNS}, 192 sampled, 100 compared with all (± one standard error)" in text
+    assert re.search(r"self-decoding +\d+(\.\d+)?% ± \d", text)
+    assert re.search(r"nearest cosine +0\.\d+ ± 0\.0\d+ ", text)
+    assert re.search(r"mean cosine +-?0\.\d{3}  ", text)
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "audit.schema.json").read_text(encoding="utf-8"))
+    record = json.loads(FORMATS["json"](Run(reports=(report,), failures=())))
+    Draft202012Validator(schema).validate(record)
+    assert {"self_decoding_rate", "median_nearest_cosine", "effective_rank"} <= set(
+        record["checkpoints"][0]["geometry"]["standard_errors"]
+    )
+
+
+def test_figures_of_all_rows_have_no_standard_error(tmp_path: Path) -> None:
+    report = audit(write(tmp_path, {WTE: trained()}, {**GPT2, "vocab_size": ROWS}))
+    assert "±" not in FORMATS["full"](Run(reports=(report,), failures=()))
+
+
+class Counted(Progress):
+    """Adds up what is expected and what is done."""
+
+    def __init__(self) -> None:
+        self.expected = self.done = 0
+        self._lock = Lock()
+
+    def expect(self, count: int) -> None:
+        self.expected += count
+
+    def advance(self, count: int) -> None:
+        with self._lock:
+            self.done += count
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_progress_counts_the_scan_and_the_geometry(tmp_path: Path, sampled: None, rows: int) -> None:
+    progress = Counted()
+    audit(write(tmp_path, {WTE: trained()[:rows]}, {**GPT2, "vocab_size": rows}), progress=progress)
+    assert progress.done == progress.expected == 2 * rows * COLUMNS * 4
