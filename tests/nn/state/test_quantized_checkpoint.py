@@ -70,6 +70,19 @@ def test_the_file_has_the_table_once_and_the_config_names_it(tmp_path: Path) -> 
     assert config["quantization_config"]["tables"] == ["model.embed_tokens.table"]
 
 
+def test_a_table_of_several_embeddings_is_written_once_and_loads_into_all(tmp_path: Path) -> None:
+    model = built("bart")
+    ties = quantize_tied(model)
+    save_checkpoint(model, tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert [name for name in stored if name.endswith("values")] == ["model.shared.table.values"]
+    again = built("bart")
+    with torch.no_grad():
+        again.get_input_embeddings().weight.zero_()
+    assert set(load_checkpoint(again, tmp_path).tied) == set(ties)
+    assert torch.equal(logits(again), logits(model))
+
+
 def test_transformers_refuses_the_files_instead_of_initialising_both_ends(tmp_path: Path) -> None:
     model = built("llama")
     quantize_tied(model)

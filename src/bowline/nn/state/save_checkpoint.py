@@ -21,7 +21,7 @@ from bowline.errors import CheckpointError, ConfigError, TieError, UsageError
 from bowline.nn.config.head_scaling import follows_flag, head_scale
 from bowline.nn.config.live_config import write
 from bowline.nn.state.saved_ties import Knots, flag_of_bytes, remade, shared_names, with_flag
-from bowline.nn.state.stored_tables import table_names, with_tables
+from bowline.nn.state.stored_tables import repeated_names, table_names, with_tables
 from bowline.nn.state.tensor_names import is_transformers_model, to_disk, unwrapped
 from bowline.nn.state.torch_dtypes import NAMES
 from bowline.nn.ties.declared_ties import declared_ties
@@ -83,6 +83,9 @@ def save_checkpoint(
     stored = to_disk(model, state)
     disk = _disk_names(model, state)
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    for name in repeated_names(model):
+        if name in state:
+            stored.pop(next(iter(to_disk(model, {name: state[name]}))), None)
     groups = [held for group in shared_names(model) if (held := [name for name in group if name in state])]
     tables = [next(iter(to_disk(model, {name: state[name]}))) for name in table_names(model) if name in state]
     with publishing(place, replaces=lambda name: WEIGHTS.fullmatch(name) is not None) as stage:

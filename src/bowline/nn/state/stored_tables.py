@@ -23,7 +23,7 @@ from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.tree.slots import named_modules, slots
 from bowline.tie import Tie
 
-__all__ = ["match_tables", "table_names", "with_tables"]
+__all__ = ["match_tables", "repeated_names", "table_names", "with_tables"]
 
 VALUES, SCALE = ".table.values", ".table.scale"
 ENTRY = "quantization_config"
@@ -32,8 +32,26 @@ MAKER = {"quantized_by": "bowline.quantize_tied", "dtype": "int8"}
 
 def table_names(model: nn.Module) -> list[str]:
     """The names of the tables' codes in the model's state, each table once."""
-    found = [(name, module) for name, module in named_modules(model) if isinstance(module, QuantizedTable)]
-    return list({id(module): f"{name}.values" for name, module in reversed(found)}.values())[::-1]
+    return [f"{names[0]}.values" for names in _tables(model)]
+
+
+def repeated_names(model: nn.Module) -> dict[str, str]:
+    """The names in the state that repeat a table's tensors, where several embeddings have it, each with its first."""
+    return {
+        f"{name}.{part}": f"{first}.{part}"
+        for first, *others in _tables(model)
+        for name in others
+        for part in ("values", "scale")
+    }
+
+
+def _tables(model: nn.Module) -> list[list[str]]:
+    """The names of each table of the model."""
+    grouped: dict[int, list[str]] = {}
+    for name, module in named_modules(model):
+        if isinstance(module, QuantizedTable):
+            grouped.setdefault(id(module), []).append(name)
+    return list(grouped.values())
 
 
 def with_tables(config: str, tables: Iterable[str]) -> str:
@@ -70,7 +88,11 @@ def match_tables(model: nn.Module, stored: Mapping[str, torch.Tensor], undo: Exi
         )
     }
     ties: list[Tie] = []
-    for source in sorted(live & known.keys()):
+    seen: set[int] = set()
+    for source in (name for name in known if name in live):
+        if id(known[source].tensor) in seen:  # a file may hold one table under the name of each embedding
+            continue
+        seen.add(id(known[source].tensor))
         holders = [name for name, slot in known.items() if slot.tensor is known[source].tensor and name != source]
         if not holders:
             raise TieError(
