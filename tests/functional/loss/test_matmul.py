@@ -81,7 +81,7 @@ def test_rows_of_a_chunk_fit_the_budget(rows: int, size: int, dtype: torch.dtype
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"budget": 0}, "budget=0: expected bytes"),
+        ({"budget": 0}, "budget=0: expected a number of bytes above 0, or None"),
         ({"bugdet": 1}, "'bugdet': expected budget"),
         ({"compiler": None}, "compiler=None: expected True or False"),
         ({"onednn": "no"}, "onednn='no': expected True or False"),
