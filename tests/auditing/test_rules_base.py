@@ -31,7 +31,8 @@ def with_adapter(values: Table, rank: int = 4) -> Table:
     """The table after a LoRA of this rank was merged into it."""
     random = np.random.default_rng(7)
     left, right = random.normal(size=(len(values), rank)), random.normal(size=(rank, values.shape[1]))
-    return (values + 0.01 * left @ right / np.sqrt(rank)).astype(np.float32)
+    merged: Table = (values + 0.01 * left @ right / np.sqrt(rank)).astype(np.float32)
+    return merged
 
 
 @pytest.fixture
