@@ -160,6 +160,16 @@ def test_an_adapter_of_uneven_spectrum_has_its_rank_or_none(
     assert found.rank in ((rank,) if dtype == "F32" else (rank, None))
 
 
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+@pytest.mark.parametrize("size", [0.01, 0.06, 0.5])
+def test_a_second_direction_a_thousand_times_weaker_is_not_overlooked(tmp_path: Path, size: float, dtype: str) -> None:
+    delta = with_spectrum(np.array([1.0, 0.001]))
+    delta *= size * 0.02 / delta.std()
+    base = table(640, 288) if dtype == "F32" else rounded(table(640, 288), dtype)
+    found = difference(tmp_path, stored(base, dtype), stored(base + delta, dtype))
+    assert found.rank in (2, None)
+
+
 def test_a_delta_that_was_computed_in_bf16_is_of_low_rank_in_float32(tmp_path: Path) -> None:
     delta = rounded(low_rank(8).astype(np.float32), "BF16")
     found = difference(tmp_path, table(), (table() + delta).astype(np.float32))

@@ -30,8 +30,10 @@ GAP = 4.0
 """The last singular value that counts is at least this multiple of the next,"""
 STEEPER = 2.0
 """and this multiple of the steepest drop before it: otherwise further ones may be hidden by rounding."""
-GAP_AFTER_ONE = 200.0
-"""The gap after a single one: the largest of a trained adapter has been seen at 30 times the second."""
+GAP_AFTER_ONE = 1000.0
+"""The gap after a single one: the second of an adapter may be this much smaller, and hidden."""
+SMOOTH = 4.0
+"""The first singular value of rounding is at most this multiple of the second; a large column rounds more coarsely."""
 SPACING = {"F64": 2.0**-52, "F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
 """Distance between neighbouring numbers at 1.0."""
 
@@ -180,7 +182,9 @@ def _rank_above(singular: npt.NDArray[np.float64], noise: Rows) -> int | None:
     explained = beyond <= UNEXPLAINED * float(noise.sum()) and beyond <= LARGEST_SHARE * float(energies.sum())
     steepest = float((singular[: rank - 1] / singular[1:rank]).max(initial=1.0))
     gap = GAP_AFTER_ONE if rank == 1 else max(GAP, STEEPER * steepest)
-    return rank if explained and singular[rank - 1] >= gap * singular[rank] else None
+    drops = singular[rank - 1] >= gap * singular[rank]
+    smooth = singular[rank] <= max(SMOOTH * singular[rank + 1], 1e-12 * singular[0])  # the latter: of the SVD itself
+    return rank if explained and drops and smooth else None
 
 
 def _grid(values: Rows, dtype: str) -> str:
