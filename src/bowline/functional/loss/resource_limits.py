@@ -22,8 +22,9 @@ class Resources:
     """Limits for the backend "chunked".
 
     Attributes:
-        budget: bytes of scratch beyond the gradients; `None` for 64 MiB, and on an accelerator for 1 GiB or twice the
-            gradient of the matrix, whichever is more. On an accelerator, a budget too small for the gradient's sums
+        budget: bytes of scratch beyond the gradients; `None` for 64 MiB (for an adapter on a frozen matrix a quarter of
+            the matrix, if that is more), and on an accelerator for 1 GiB or twice the gradient of the matrix,
+            whichever is more. On an accelerator, a budget too small for the gradient's sums
             in float32 costs up to a fourth product.
         onednn: use oneDNN's products where they are faster, which needs blocks of scratch. With `False` nothing is
             timed, so every process computes the same numbers, as with `torch.use_deterministic_algorithms`.

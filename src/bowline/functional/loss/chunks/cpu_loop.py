@@ -138,4 +138,4 @@ class _Plan:
 def _rows(job: LossJob, count: int) -> int:
     """The rows of a chunk when `count` tokens are split by the budget."""
     weight = job.weight
-    return chunk_rows(count, len(weight), job.hidden.dtype, weight.device, job.allowed.scratch(weight))
+    return chunk_rows(count, len(weight), job.hidden.dtype, weight.device, job.scratch())

@@ -66,6 +66,12 @@ class LossJob:
         """Whether Triton kernels are allowed."""
         return self.allowed.compiler
 
+    def scratch(self) -> int:
+        """The budget in bytes; by default an adapter on a frozen matrix, which has no gradient, has a quarter of it."""
+        found = self.allowed.scratch(self.weight)
+        frozen = self.wanted.terms[1] and not self.wanted.weight and self.weight.device.type == "cpu"
+        return max(found, self.weight.nbytes // 4) if frozen and self.allowed.budget is None else found
+
     def ids(self) -> torch.Tensor:
         """The labels, with 0 in place of `ignore_index`."""
         if self.options.ignore_index < 0 and self.labels.device.type != "cpu":
