@@ -83,6 +83,8 @@ def holds_adapter(names: Collection[str]) -> bool:
         >>> holds_adapter(["base_model.model.lm_head.lora_A.weight", "base_model.model.lm_head.lora_B.weight"])
         True
     """
+    if not any("lora_" in name for name in names):
+        return False
     parts = [name.split(".") for name in names]
     lora = [any(part.startswith("lora_") for part in segments) for segments in parts]
     kept = ["modules_to_save" in segments or segments[:2] == ["base_model", "model"] for segments in parts]
