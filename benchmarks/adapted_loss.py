@@ -170,7 +170,7 @@ def run() -> str:
         f"{torch.get_num_threads()} threads. The losses are off by their share, gradients by the largest relative norm "
         "of a tensor's difference.",
         "",
-        machine(["bowline", "torch", "transformers", "peft"]),
+        machine(["bowline-ties", "torch", "transformers", "peft"]),
         "",
     ]
     names = [name for name in MODELS if name != "smollm2" or SMOLLM2.is_dir()]

@@ -38,7 +38,7 @@ print(a is b, torch.equal(a, b))
 
 def run() -> str:
     """The three measurements, as Markdown."""
-    lines = ["# bowline audit", "", machine(["bowline", "numpy", "torch", "transformers", "safetensors"]), ""]
+    lines = ["# bowline audit", "", machine(["bowline-ties", "numpy", "torch", "transformers", "safetensors"]), ""]
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_DIRECTORY")) as workspace:
         lines += _large(Path(workspace))
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_DIRECTORY")) as workspace:

@@ -57,7 +57,7 @@ def run() -> str:
         [
             "# One check of ties",
             "",
-            machine(["bowline", "torch"]),
+            machine(["bowline-ties", "torch"]),
             "",
             f"## A model of {modules} modules and {parameters} parameters",
             "",

@@ -192,7 +192,7 @@ def run() -> str:
             "The same weights, float32, transformers with its default attention (sdpa). Time: median of "
             f"{ROUNDS} interleaved rounds, {torch.get_num_threads()} threads. Memory: peak resident memory above the "
             "resident model, gradients included, each in its own process.",
-            machine(["bowline", "torch", "transformers"]),
+            machine(["bowline-ties", "torch", "transformers"]),
             table("A training step: forward, backward, dropout", steps),
             table(f"Greedy generation, {NEW_TOKENS} new tokens, with the cache", texts),
         ]

@@ -167,7 +167,7 @@ def run() -> str:
         [
             "# Loading and saving a checkpoint",
             f"{what}; {ROUNDS} interleaved rounds ({MANY_ROUNDS} for cases that time only the loading).",
-            machine(["bowline", "torch", "transformers", "safetensors"]),
+            machine(["bowline-ties", "torch", "transformers", "safetensors"]),
             table("From a path to a model", loads, first),
             table("From a path to a model, every parameter touched", touched, first),
             table("Into a model that is there (on meta)", alone, other),

@@ -264,7 +264,7 @@ def run() -> str:
             "# Training GPT-2 small: steps of a loop",
             f"Four processes take turns, step by step. Medians of steps {LEFT_OUT + 1} and later; "
             f"{torch.get_num_threads()} threads. Memory: the process's peak above what is resident with the model.",
-            machine(["bowline", "torch", "transformers", "accelerate"]),
+            machine(["bowline-ties", "torch", "transformers", "accelerate"]),
             *(table(dtype) for dtype in STEPS),
         ]
     )

@@ -78,7 +78,7 @@ def run() -> str:
         [
             "# Training GPT-2 small: where a step goes",
             f"One profiled step each, step {LEFT_OUT + 1}: the operators' own time, by kind.",
-            machine(["bowline", "torch", "transformers", "accelerate"]),
+            machine(["bowline-ties", "torch", "transformers", "accelerate"]),
             *(table(dtype) for dtype in STEPS),
         ]
     )

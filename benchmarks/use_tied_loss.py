@@ -167,7 +167,7 @@ def run() -> str:
         f"float32, in turns, medians of steps {LEFT_OUT + 1} to {STEPS}; {torch.get_num_threads()} threads. Memory: a "
         "process's peak above what is resident with the model; given back, with MALLOC_MMAP_THRESHOLD_=65536.",
         "",
-        machine(["bowline", "torch", "transformers"]),
+        machine(["bowline-ties", "torch", "transformers"]),
         "",
     ]
     return "\n".join([*lines, *(line for name in CASES for line in section(name)), adapted_loss.run()])
