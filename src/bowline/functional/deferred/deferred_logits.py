@@ -269,9 +269,9 @@ def _tell(asked: Sequence[DeferredLogits], function: Any, args: Sequence[Any], f
 
 
 def _recorded(value: Any) -> Any:
-    """The product of deferred logits whose values nothing has needed yet; any other value as it is."""
-    fresh = isinstance(value, DeferredLogits) and value._made is None and value._view is None and not value._watched
-    return value.product if fresh else value
+    """The product of deferred logits that nothing has needed, and whose gradients need not pass through their node."""
+    fresh = isinstance(value, DeferredLogits) and value._made is None and value._view is None
+    return value.product if fresh and (value._unseen() or not torch.is_grad_enabled()) else value
 
 
 def _made(value: Any) -> Any:

@@ -123,8 +123,9 @@ class Product:
         scale = self.scale if self.outer is None else self.scale * self.outer
         casts = torch.is_autocast_enabled(self.hidden.device.type)  # it makes a loss of half precision float32
         dtype = torch.promote_types(self.dtype, torch.float32) if casts else self.dtype
+        adapters = None if self.adapters is NO_ADAPTERS else self.adapters
         if self.record is not None:
-            self.record.count(chosen_backend(self.hidden, self.weight, backend=self.backend))
+            self.record.count(chosen_backend(self.hidden, self.weight, adapters=adapters, backend=self.backend))
         with self._as_there(), torch.set_grad_enabled(self.grad and torch.is_grad_enabled()):
             loss = linear_cross_entropy(
                 self.hidden,
@@ -133,7 +134,7 @@ class Product:
                 bias=self.bias,
                 logit_scale=scale,
                 softcap=self.outer,
-                adapters=None if self.adapters is NO_ADAPTERS else self.adapters,
+                adapters=adapters,
                 backend=self.backend,
                 **options,
             )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from bowline.errors import UsageError
 from bowline.functional.kernels.function_transforms import in_torch_func
+from bowline.functional.loss.adapter_terms import AdapterTerms
 from bowline.functional.loss.loss_options import check_backend
 from bowline.functional.loss.peer_backends import PEERS
 from bowline.functional.loss.resource_limits import current
@@ -23,6 +25,7 @@ def chosen_backend(
     reduction: str = "mean",
     return_lse: bool = False,
     return_logits: bool = False,
+    adapters: AdapterTerms | None = None,
     backend: str = "auto",
 ) -> str:
     """The backend that `linear_cross_entropy` runs for these arguments here and now; never "auto".
@@ -35,7 +38,8 @@ def chosen_backend(
         'logits'
     """
     check_backend(backend)
-    return pick(hidden, weight, reduction != "none" and not return_lse, return_logits, backend)
+    total = reduction != "none" and not return_lse
+    return pick(hidden, weight, total, return_logits, backend, adapters=adapters)
 
 
 def pick(
@@ -45,8 +49,33 @@ def pick(
     return_logits: bool,
     backend: str,
     *others: torch.Tensor | None,
+    adapters: AdapterTerms | None = None,
 ) -> str:
-    """The backend to run; `total`: one number is wanted, not each position's loss; `others`: bias and labels."""
+    """The backend to run; `total`: one number is wanted, not each position's loss; `others`: bias and labels.
+
+    With adapters "reference" keeps the logits, because "logits" has no products of adapters.
+
+    Raises:
+        UsageError: the backend that was asked for has no adapters.
+    """
+    if adapters is None:
+        return _pick(hidden, weight, total, return_logits, backend, *others)
+    name = _pick(
+        hidden, weight, total, return_logits, backend, *others, adapters.left, adapters.right, adapters.columns
+    )
+    if name == "torch" or name in PEERS:
+        raise UsageError(f"backend={name!r} has no adapters", help='backend="auto"', argument="backend")
+    return "reference" if name == "logits" or torch.compiler.is_compiling() else name
+
+
+def _pick(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    total: bool,
+    return_logits: bool,
+    backend: str,
+    *others: torch.Tensor | None,
+) -> str:
     if backend in ("reference", "torch"):
         return backend
     if backend in PEERS:

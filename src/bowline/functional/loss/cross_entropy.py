@@ -108,7 +108,7 @@ def linear_cross_entropy(
     if adapters is not None:
         adapters.check(hidden, weight)
     total = reduction != "none" and not return_lse
-    name = _backend(hidden, weight, total, return_logits, backend, bias, labels, adapters)
+    name = pick(hidden, weight, total, return_logits, backend, bias, labels, adapters=adapters)
     if name in ("chunked", "logits"):
         weight = head_weight(weight)
     ends = hidden, weight, bias
@@ -150,26 +150,6 @@ def linear_cross_entropy(
         loss = reduced(losses, weights, reduction)
     asked = (*((lse,) if return_lse else ()), *((logits,) if return_logits else ()))
     return (loss, *asked) if asked else loss
-
-
-def _backend(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    total: bool,
-    return_logits: bool,
-    backend: str,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    adapters: AdapterTerms | None,
-) -> str:
-    """The backend to run; with adapters "reference" keeps the logits, since "logits" has no products of adapters."""
-    others = () if adapters is None else (adapters.left, adapters.right, adapters.columns)
-    name = pick(hidden, weight, total, return_logits, backend, bias, labels, *others)
-    if adapters is None:
-        return name
-    if name == "torch" or name in PEERS:
-        raise UsageError(f"backend={name!r} has no adapters", help='backend="auto"', argument="backend")
-    return "reference" if name == "logits" or torch.compiler.is_compiling() else name
 
 
 def _autocast_dtype(hidden: torch.Tensor, weight: torch.Tensor, backend: str) -> torch.dtype | None:

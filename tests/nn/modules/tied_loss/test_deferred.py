@@ -479,3 +479,32 @@ def test_a_matrix_that_was_freed_is_named() -> None:
     weight.data = torch.empty(0, dtype=weight.dtype)
     with pytest.raises(UsageError, match="was freed after the head's forward pass"):
         deferred.sum()
+
+
+class Doubled(torch.autograd.Function):
+    """Passes deferred logits on, and doubles their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
+        return logits.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return 2 * gradients[0]
+
+
+@pytest.mark.filterwarnings("ignore:use_tied_loss")
+@pytest.mark.parametrize("passed", [False, True])
+def test_in_a_sum_the_second_logits_keep_the_node_that_a_function_gave_them(passed: bool) -> None:
+    """The sum of two heads is one loss; but gradients of the second have to pass through that node, if there is one."""
+    torch.manual_seed(0)
+    tensors = [torch.randn(*shape).requires_grad_() for shape in ((6, 4), (9, 4), (6, 2), (9, 2))]
+    hidden, weight, left, right = tensors
+    labels = torch.randint(0, 9, (6,))
+    other, doubled = deferred_of(left, right), cast(Any, Doubled).apply
+    both = deferred_of(hidden, weight) + (doubled(other) if passed else other)
+    found = torch.autograd.grad(F.cross_entropy(both, labels), tensors)
+    plain = hidden @ weight.T + left @ right.T
+    expected = torch.autograd.grad(F.cross_entropy(plain, labels), tensors)
+    factors = (1, 1, 2, 2) if passed else (1, 1, 1, 1)
+    torch.testing.assert_close(found, tuple(one * by for one, by in zip(expected, factors, strict=True)))
