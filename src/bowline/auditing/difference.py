@@ -64,7 +64,7 @@ class TableDifference:
 
     @property
     def has_pattern(self) -> bool:
-        """Whether the cause says more than the number of rows does."""
+        """Whether the cause names an operation, such as a cast, and not only how many rows differ."""
         return self.cause not in (Cause.SOME_ROWS, Cause.ALL_ROWS)
 
     @property

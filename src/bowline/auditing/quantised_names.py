@@ -47,6 +47,6 @@ def table_of(name: str, stored: Collection[str]) -> str | None:
 
 
 def names_its_table(config: Mapping[str, Any] | None) -> bool:
-    """Whether a config has the entry of such a table, without a `quant_method`, for which other loaders refuse it."""
+    """Whether a config has the entry of `quantize_tied`; it has no `quant_method`, so other loaders refuse it."""
     entry = (config or {}).get("quantization_config")
     return isinstance(entry, Mapping) and "quantized_by" in entry and "quant_method" not in entry

@@ -58,12 +58,12 @@ class StoredFacts:
     """By version of transformers: stored tensors whose shape is not the one that it builds from the config."""
     safetensors: bool
     nested: bool
-    """Whether the tensors are in a nested dictionary of the pickle, where no loader looks."""
+    """Whether the pickle holds its tensors in a dictionary inside its dictionary, where no loader looks."""
     dtype_stated: bool
     """Whether the config says which dtype to load."""
 
     def are_equal(self, one: str, other: str) -> bool | None:
-        """Whether two stored tensors are equal, concluded from the compared ties; `None` if they do not decide it.
+        """Whether two stored tensors are equal, as far as the ties that were compared tell; `None` if they do not.
 
         Equality is transitive: tensors that equal the same tensor are equal, and if one of them differs from another
         tensor, so do the others.

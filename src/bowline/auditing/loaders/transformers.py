@@ -36,7 +36,7 @@ def _tie_whatever_is_stored(made: Sequence[Tie]) -> Holders:
 
 
 def _tie_what_agrees(made: Sequence[Tie], seen: StoredFacts) -> Holders | None:
-    """Which parameter each name holds after version 5 has tied; `None` if it depends on values that were not read.
+    """The parameter that each name holds after transformers 5 has tied; `None` if that depends on unread values.
 
     If both tensors are stored, they are tied if they are equal. If one is stored, the other is tied to it. If neither
     is, another stored target of the same source takes the source's place.
