@@ -8,13 +8,12 @@ import pytest
 
 from bowline.auditing import AuditReport, audit
 
-SMOLLM2 = Path(__file__).parents[2] / ".peers" / "real" / "smollm2"
-pytestmark = pytest.mark.skipif(not (SMOLLM2 / "model.safetensors").exists(), reason="needs SmolLM2-135M-Instruct")
+pytestmark = pytest.mark.real
 
 
 @pytest.fixture(scope="module")
-def report() -> AuditReport:
-    return audit(SMOLLM2)
+def report(smollm2: Path) -> AuditReport:
+    return audit(smollm2)
 
 
 def test_its_nearly_equal_rows_are_reserved_tokens_and_pieces_of_longer_words(report: AuditReport) -> None:

@@ -14,8 +14,6 @@ import pytest
 from bowline import geometry
 from bowline.auditing import audit
 
-SMOLLM2 = Path(__file__).parents[2] / ".peers" / "real" / "smollm2"
-needs_smollm2 = pytest.mark.skipif(not SMOLLM2.is_dir(), reason="SmolLM2-135M-Instruct is not in .peers/real")
 # Over all 49,152 x 49,152 pairs in float64: 5036 rows decode to themselves.
 SMOLLM2_SELF_DECODING = 5036 / 49152
 SMOLLM2_NEAREST_COSINE = 0.790414
@@ -74,10 +72,10 @@ def decoding_of(table: Table, rows: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bo
     return decodes, nearest
 
 
-@needs_smollm2
-def test_the_audit_of_smollm2_agrees_with_all_rows_in_float64() -> None:
-    table = read(SMOLLM2 / "model.safetensors", "model.embed_tokens.weight")
-    report = audit(SMOLLM2).evidence.geometry
+@pytest.mark.real
+def test_the_audit_of_smollm2_agrees_with_all_rows_in_float64(smollm2: Path) -> None:
+    table = read(smollm2 / "model.safetensors", "model.embed_tokens.weight")
+    report = audit(smollm2).evidence.geometry
     assert report is not None
     assert (report.sampled_rows, report.queried_rows) == (7281, 1059)
     scores = {"self_decoding_rate": SMOLLM2_SELF_DECODING, "median_nearest_cosine": SMOLLM2_NEAREST_COSINE}
@@ -88,9 +86,9 @@ def test_the_audit_of_smollm2_agrees_with_all_rows_in_float64() -> None:
     assert geometry.describe(table) == report  # one number, from a file and from memory
 
 
-@needs_smollm2
-def test_rows_of_smollm2_are_compared_as_in_float64() -> None:
-    table = read(SMOLLM2 / "model.safetensors", "model.embed_tokens.weight")
+@pytest.mark.real
+def test_rows_of_smollm2_are_compared_as_in_float64(smollm2: Path) -> None:
+    table = read(smollm2 / "model.safetensors", "model.embed_tokens.weight")
     rows = np.sort(np.r_[5:17, np.random.default_rng(7).choice(49152, 100, replace=False)])  # 5 to 16 have copies
     decodes, nearest = decoding_of(table, rows)
     assert geometry.self_decoding_failures(table, rows).tolist() == np.unique(rows[~decodes]).tolist()

@@ -28,8 +28,6 @@ from bowline.nn.modules.quantized_ends import QuantizedEmbedding, QuantizedHead
 from tests.nn.models import TinyLM
 from tests.nn.modules.test_quantized_families import BUILDERS, built, logits
 
-SMOLLM2 = Path(__file__).parents[3] / ".peers" / "real" / "smollm2"
-
 
 def config_of(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((directory / "config.json").read_text())
@@ -135,11 +133,12 @@ def test_a_load_that_fails_leaves_the_float_model_as_it_was(tmp_path: Path) -> N
 
 
 @pytest.mark.real
-@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="SmolLM2-135M-Instruct is not in .peers/real/smollm2")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
-def test_a_trained_model_is_saved_loaded_resized_and_untied_with_its_logits(dtype: torch.dtype, tmp_path: Path) -> None:
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=dtype).eval()
-    ids = transformers.AutoTokenizer.from_pretrained(SMOLLM2)("The bowline is a knot", return_tensors="pt").input_ids
+def test_a_trained_model_is_saved_loaded_resized_and_untied_with_its_logits(
+    dtype: torch.dtype, tmp_path: Path, smollm2: Path
+) -> None:
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=dtype).eval()
+    ids = transformers.AutoTokenizer.from_pretrained(smollm2)("The bowline is a knot", return_tensors="pt").input_ids
     rows = model.config.vocab_size
     with torch.no_grad():
         plain = model(ids).logits

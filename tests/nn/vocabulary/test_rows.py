@@ -52,15 +52,12 @@ def test_a_mean_of_zero_has_no_direction_to_scale() -> None:
     assert not model["wte"].weight.any()
 
 
-SMOLLM2 = Path(__file__).parents[3] / ".peers" / "real" / "smollm2"
-
-
-@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="SmolLM2-135M-Instruct is not in .peers/real/smollm2")
-def test_new_rows_of_a_trained_model_have_the_norms_and_first_logits_that_the_guide_shows() -> None:
+@pytest.mark.real
+def test_new_rows_of_a_trained_model_have_the_norms_and_first_logits_that_the_guide_shows(smollm2: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
     text = "The bowline is an ancient and simple knot used to form a fixed loop at the end of a rope."
-    ids = transformers.AutoTokenizer.from_pretrained(SMOLLM2)(text, return_tensors="pt").input_ids
+    ids = transformers.AutoTokenizer.from_pretrained(smollm2)(text, return_tensors="pt").input_ids
     size = model.config.vocab_size
     norm, logit, probability = {}, {}, {}
     for rule in ("zeros", "mean", "gaussian", "scaled-mean"):
