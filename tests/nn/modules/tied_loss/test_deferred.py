@@ -501,7 +501,8 @@ def test_in_a_sum_the_second_logits_keep_the_node_that_a_function_gave_them(pass
     tensors = [torch.randn(*shape).requires_grad_() for shape in ((6, 4), (9, 4), (6, 2), (9, 2))]
     hidden, weight, left, right = tensors
     labels = torch.randint(0, 9, (6,))
-    other, doubled = deferred_of(left, right), cast(Any, Doubled).apply
+    doubled: Any = Doubled.apply
+    other = deferred_of(left, right)
     both = deferred_of(hidden, weight) + (doubled(other) if passed else other)
     found = torch.autograd.grad(F.cross_entropy(both, labels), tensors)
     plain = hidden @ weight.T + left @ right.T
