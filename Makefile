@@ -109,7 +109,7 @@ real: $(PEERS)/real/ready
 # Two versions of transformers never share an environment.
 $(PEERS)/transformers-%/ready:
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python $(PIP) torch numpy safetensors
+	$(@D)/bin/python $(PIP) torch numpy safetensors lazy-loader
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check transformers==$* sentencepiece protobuf pillow
 	@touch $@
 

@@ -63,7 +63,13 @@ def test_bw406_a_trained_head_under_a_wrapper(tmp_path: Path) -> None:
 
 def test_bw406_is_not_said_of_the_prefix_that_transformers_adds_itself(tmp_path: Path) -> None:
     assert codes(write(tmp_path, {"embed_tokens.weight": table(), "layers.0.norm.weight": NORM}, TIED_LLAMA)) == []
-    assert "BW406" not in codes(write(tmp_path / "2", {f"model.{EMBED}": table()}, TIED_LLAMA))
+
+
+def test_bw406_warns_of_the_models_own_prefix_once_more(tmp_path: Path) -> None:
+    found = one(write(tmp_path, {f"model.{EMBED}": table(), f"model.{LAYER}": NORM}, TIED_LLAMA), "BW406")
+    assert found.severity is Severity.WARNING
+    assert "names begin with 'model.' once more than the class's" in found.message
+    assert found.help == "load with transformers 5 and save again"
 
 
 def test_bw406_is_a_warning_for_a_class_that_may_have_such_names(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ SAMPLE = [
     "layers-missing",
     "pruned",
     "prefix-module",
+    "prefix-model",
     "prefix-net",
     "compiled-layers",
     "fsdp-layers",

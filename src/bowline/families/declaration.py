@@ -77,6 +77,8 @@ class Declaration:
     not_boolean: Mapping[str, object]
     loaders: frozenset[str]
     """The versions of transformers that know the class."""
+    prefixed: frozenset[str] = frozenset()
+    """Stored names with the model's own prefix once more than the class's: transformers 5 removes it, others do not."""
 
     def find(self, target: str) -> DeclaredTie | None:
         """The tie with this target."""

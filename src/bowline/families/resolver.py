@@ -106,6 +106,7 @@ def _known(
         levels=levels,
         not_boolean=_not_boolean(config),
         loaders=frozenset(architecture.declared),
+        prefixed=frozenset(spell.prefixed),
     )
 
 
@@ -201,17 +202,27 @@ def _unused_flag(levels: Mapping[str, bool]) -> Flag:
 
 
 class _Spelling:
-    """Finds how a file spells a name of the table: the same, as the live module does, or with another prefix."""
+    """Finds how a file spells a name of the table: the same, as the live module does, or with another prefix.
+
+    `prefixed` has the spellings that begin with the model's own prefix once more than the class's names.
+    """
 
     def __init__(self, architecture: ArchitectureFacts, shapes: Shapes) -> None:
         self._prefix = architecture.prefix + "." if architecture.prefix else ""
         self._declared = [architecture.declared[loader] for loader in sorted(architecture.declared, reverse=True)]
+        self._has_prefix = bool(self._prefix) and any(
+            name.startswith(self._prefix) for declared in self._declared for name in declared.vocabulary
+        )
         self.shapes = shapes
+        self.prefixed: set[str] = set()
         self._known: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:
         if name not in self._known:
-            self._known[name] = next((spelled for spelled in self._candidates(name) if spelled in self.shapes), name)
+            spelled = next((spelled for spelled in self._candidates(name) if spelled in self.shapes), name)
+            if self._has_prefix and spelled == self._prefix + name:
+                self.prefixed.add(spelled)
+            self._known[name] = spelled
         return self._known[name]
 
     def _candidates(self, name: str) -> Iterator[str]:
@@ -220,6 +231,8 @@ class _Spelling:
         if self._prefix:
             for one in names:
                 yield one.removeprefix(self._prefix) if one.startswith(self._prefix) else self._prefix + one
+            for one in names:
+                yield self._prefix + one
 
 
 def _best_of_family(family: str, shapes: Shapes, table: Table) -> ArchitectureFacts | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bowline.auditing.loaders.outcome import Fate, Outcome, Result, StoredFacts, misfit, odd_flag, takes_no_dictionary
 from bowline.families.declaration import Declaration, DeclaredTie
@@ -19,7 +20,12 @@ Holders = dict[str, str]
 
 def transformers_4(declaration: Declaration, seen: StoredFacts) -> Result:
     """Predicts version 4, which makes every tie that the config asks for, whatever the file holds."""
-    return _after_loading("transformers-4", declaration, seen, _tie_whatever_is_stored(_made(declaration, 4)))
+    found = replace(
+        seen,
+        stored=seen.stored - declaration.prefixed,
+        misfits={loader: names - declaration.prefixed for loader, names in seen.misfits.items()},
+    )
+    return _after_loading("transformers-4", declaration, found, _tie_whatever_is_stored(_made(declaration, 4)))
 
 
 def transformers_5(declaration: Declaration, seen: StoredFacts) -> Result:

@@ -25,7 +25,9 @@ def wrapped_names(evidence: Evidence) -> Iterator[Observation]:
     seen from the names alone, and the tie can be intact: often only the layers are wrapped.
 
     Why it hurts: transformers does not find these tensors and draws the weights at random, which it says in its load
-    report and nowhere else. The finding is a warning if the class is unknown, since its own code may use such names.
+    report and nowhere else. The finding is a warning if the class is unknown, since its own code may use such names,
+    and if the part is the model's own prefix once more (`model.model.`), which transformers 5 removes and version 4
+    does not.
 
     Example: `torch.save(model.state_dict(), path)` for a model whose layers are compiled or wrapped by FSDP.
 
@@ -42,6 +44,17 @@ def wrapped_names(evidence: Evidence) -> Iterator[Observation]:
     facts = load_table().architecture(declaration.architecture or "")
     prefix = f"{facts.prefix}." if facts is not None and facts.prefix else ""
     known = bool(declaration.loaders)
+    if declaration.prefixed:
+        yield Observation(
+            message=(
+                f"names begin with {shown(prefix)} once more than the class's (for example "
+                f"{shown(min(declaration.prefixed))}): transformers 5 removes it, transformers 4 does not and draws the "
+                "weights at random"
+            ),
+            help="load with transformers 5 and save again",
+            tensors=tuple(sorted(declaration.prefixed))[:8],
+            severity=Severity.WARNING,
+        )
     for part in added_parts(evidence.tensors, own, prefix):
         if own or part.text != "module." or all(name.startswith("module.") for name in evidence.tensors):
             yield Observation(
