@@ -64,8 +64,19 @@ def test_the_plot_is_written(tmp_path: Path) -> None:
             "--recipe transformers-t5-forced-tie: not for an untied head",
         ),
         (["--vocab-size", "0"], "--vocab-size 0: expected at least 2"),
+        (["--vocab-size", "100000000000"], "--vocab-size 100000000000: expected at most 2147483647"),
+        (["--layers", "0"], "--layers 0: expected at least 1"),
+        (["--layers", "20000"], "--layers 20000: expected at most 10000"),
+        (["--draws", "-1"], "--draws -1: expected at least 0"),
     ],
 )
 def test_what_cannot_be_is_an_error_of_ours(arguments: list[str], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         run("--family", "t5", *arguments)
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused_with_the_option_that_helps() -> None:
+    size = ["--vocab-size", "2147483647", "--hidden-size", "1048576"]
+    with pytest.raises(UsageError, match="cannot be built") as caught:
+        run("--family", "gpt2", "--recipe", "torch", "--tied", *size)
+    assert caught.value.help == "use smaller sizes, or --draws 0 to predict only"

@@ -47,3 +47,16 @@ def test_a_value_may_hold_the_words_that_join_arguments() -> None:
 
 def test_an_argument_whose_name_is_a_builtin_function_is_an_option_without_the_underscore() -> None:
     assert said(UsageError("compile=3: expected True", argument="compile"), compile_=True).startswith("--compile 3:")
+
+
+def test_an_argument_that_the_command_spells_otherwise_is_named_as_its_option() -> None:
+    @in_options(renamed={"num_layers": "layers"})
+    def verb(layers: int = 2, draws: int = 1) -> None:
+        raise UsageError("num_layers=0: expected at least 1", help="num_layers=1 at least", argument="num_layers")
+
+    with pytest.raises(UsageError) as caught:
+        verb(layers=0)
+    assert str(caught.value) == "--layers 0: expected at least 1 (help: --layers 1 at least)"
+    assert caught.value.argument == "num_layers"
+    with pytest.raises(UsageError, match=r"^num_layers=0: "):
+        verb(draws=3)

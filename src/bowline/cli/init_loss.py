@@ -35,7 +35,7 @@ class FamilyName(StrEnum):
     LSTM = "lstm"
 
 
-@in_options()
+@in_options({"draws=0": "--draws 0"}, renamed={"num_layers": "layers"})
 def init_loss(
     family: Annotated[FamilyName, typer.Option(help="The model family.")],
     recipe: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from bowline.errors import BowlineError
@@ -25,12 +25,16 @@ LOADING = {
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
 
-def in_options(phrases: Mapping[str, str] | None = None) -> Callable[[Verb], Verb]:
+def in_options(
+    phrases: Mapping[str, str] | None = None, *, renamed: Mapping[str, str] | None = None
+) -> Callable[[Verb], Verb]:
     """Returns a decorator for a command, after which its errors name options as the user gave them.
 
     The error names its arguments in `BowlineError.arguments`. An argument that was not given as an option keeps the
-    library's name, because its value is from a file. `phrases` maps other texts of the library to the command's own.
+    library's name, because its value is from a file. `phrases` maps other texts of the library to the command's own,
+    and `renamed` an argument of the library to the command's parameter for it, where the two names differ.
     """
+    renamed = renamed or {}
 
     def wrap(verb: Verb) -> Verb:
         signature = inspect.signature(verb)
@@ -48,8 +52,9 @@ def in_options(phrases: Mapping[str, str] | None = None) -> Callable[[Verb], Ver
                 }
                 if not given:
                     raise
-                names = given.intersection(error.arguments)
-                say = functools.partial(_with_options, names=names, phrases=phrases or {})
+                parameters = {name: renamed.get(name, name) for name in error.arguments}
+                options_of = {name: own for name, own in parameters.items() if own in given}
+                say = functools.partial(_with_options, options_of=options_of, phrases=phrases or {})
                 raise type(error)(
                     say(error.message), help=error.help and say(error.help), argument=error.argument
                 ) from None
@@ -59,14 +64,16 @@ def in_options(phrases: Mapping[str, str] | None = None) -> Callable[[Verb], Ver
     return wrap
 
 
-def _with_options(text: str, names: Set[str], phrases: Mapping[str, str]) -> str:
+def _with_options(text: str, options_of: Mapping[str, str], phrases: Mapping[str, str]) -> str:
     """Puts options in place of the arguments that a text begins with: `one=1: ...`, `one and two: ...`."""
     for phrase, option in phrases.items():
         text = text.replace(phrase, option)
     subject, colon, rest = text.partition(": ")
     parts = [part.partition("=") for part in subject.split(" and ")]
     options = [
-        f"--{name.replace('_', '-')}{' ' if equals else ''}{value}" if name in names else f"{name}{equals}{value}"
+        f"--{options_of[name].replace('_', '-')}{' ' if equals else ''}{value}"
+        if name in options_of
+        else f"{name}{equals}{value}"
         for name, equals, value in parts
     ]
     return " and ".join(options) + colon + rest

@@ -22,6 +22,7 @@ from bowline.models import (
 from bowline.nn.init.init_weights import init_weights
 from bowline.nn.init.measured_loss import measure_loss
 from bowline.recipes import RECIPES, InitialLoss, Recipe, expected_loss
+from bowline.recipes.architecture import MOST, MOST_LAYERS
 from bowline.recipes.expected import named
 from bowline.wording import joined
 
@@ -139,13 +140,12 @@ def compare(
     if family not in FAMILIES:
         raise UsageError(f"family={family!r:.60}: expected one of {', '.join(FAMILIES)}", argument="family")
     this = FAMILIES[family]
-    for what, sizes in (("vocab_size", vocab_sizes), ("hidden_size", hidden_sizes)):
-        wrong = [size for size in sizes or () if size < 2]
-        if wrong:
-            raise UsageError(f"{what}={wrong[0]}: expected at least 2", argument=what)
-    for what, count, least in (("num_layers", num_layers, 1), ("draws", draws, 0)):
-        if count < least:
-            raise UsageError(f"{what}={count}: expected at least {least}", argument=what)
+    for size in vocab_sizes or ():
+        _check_size("vocab_size", size, 2, MOST)
+    for size in hidden_sizes or ():
+        _check_size("hidden_size", size, 2, MOST)
+    _check_size("num_layers", num_layers, 1, MOST_LAYERS)
+    _check_size("draws", draws, 0, MOST)
     chosen = [named(recipe) for recipe in recipes] if recipes else recipes_of(family)
     pairs = [(recipe, tied) for recipe in chosen for tied in recipe.ties if ties is None or tied in ties]
     if not pairs:
@@ -171,6 +171,12 @@ def compare(
                     measured=statistics.fmean(found) if found else None,
                     error=statistics.stdev(found) / math.sqrt(draws) if draws > 1 else None,
                 )
+
+
+def _check_size(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        bound = f"at least {least}" if value < least else f"at most {most}"
+        raise UsageError(f"{name}={value}: expected {bound}", argument=name)
 
 
 def _measured(cls: type[Any], config: Any, recipe: Recipe, seed: int) -> float:
