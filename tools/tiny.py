@@ -22,12 +22,14 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 __all__ = [
+    "SMALLEST",
     "VOCABULARY",
+    "Sizes",
     "build",
     "candidate_classes",
     "candidate_names",
@@ -41,13 +43,27 @@ __all__ = [
     "written",
 ]
 
-VOCABULARY = 1031
-"""Rows of a tiny model's vocabulary: large enough for most default special ids, and a size that nothing else has."""
-
-WIDTH = 32
 HEADS = 4
-HEAD_DIM = WIDTH // HEADS
 LAYERS = 2
+
+
+class Sizes(NamedTuple):
+    """The sizes of a tiny model.
+
+    The vocabulary is large enough for most default special ids, and should be a size that no other axis has.
+    """
+
+    vocabulary: int = 1031
+    width: int = 32
+
+    @property
+    def head_dim(self) -> int:
+        """The width of one of the `HEADS` attention heads."""
+        return self.width // HEADS
+
+
+SMALLEST = Sizes()
+VOCABULARY = SMALLEST.vocabulary
 
 Json = dict[str, Any]
 
@@ -128,99 +144,114 @@ def _grouped_heads(value: int) -> int:
     return 1 if value == 1 else 2 if value < HEADS else HEADS
 
 
-INTEGER_RULES: list[tuple[str, Shrink]] = [
-    (r"type_vocab_size|num_labels|.*kernel(_size)?s?|.*stride.*|.*dilation", _keep),
-    (r".*_version|.*factor|num_feat_extract_layers", _keep),
-    (r".*vocab.*", _at_most(VOCABULARY)),
-    (r".*(key_value_heads|kv_heads|n_head_kv|num_key_value_groups)", _grouped_heads),
-    (r".*(attention_heads|num_heads|n_heads?|nhead|_heads)", _exactly(HEADS)),
-    (r"rotary_dim", _at_most(HEAD_DIM // 2)),
-    (r"mamba_d_head|mamba_head_dim", _exactly(2 * HEAD_DIM)),
-    (r"mamba_d_ssm", _exactly(2 * WIDTH)),
-    (r".*(head_dim|qk_nope_head_dim|v_head_dim|d_kv|head_size|d_head)", _exactly(HEAD_DIM)),
-    (r"(.*_)?(num|n)_(.*_)?layers?|.*_layers|.*depth|num_blocks|num_hidden_groups", _at_most(LAYERS)),
-    (r".*(num_|n_)(.*_)?experts(_per_tok|_per_token)?|.*n_routed_experts|moe_topk", _at_most(2)),
-    (r"index_topk", _at_most(16)),
-    (r".*(top_k|topk).*|.*n_group.*", _at_most(1)),
-    (r".*num_channels|in_channels|in_chans", _at_most(3)),
-    (r".*patch_size|patch_len|patch_length", _at_most(8)),
-    (r"(.*_)?(image_size|img_size|crop_size|input_size)", _exactly(32)),
-    (r".*(position|max_|length|window|_len|chunk|seq|num_query|num_latents|_tokens|frames|context).*", _at_most(64)),
-    (r".*(hidden|intermediate|dim|width|channels|inner|ffn|_size|d_model|d_ff|n_embd|rank|filters).*", _at_most(WIDTH)),
-]
-"""The change of an integer, by the first pattern that matches its whole key."""
+@functools.cache
+def _integer_rules(sizes: Sizes) -> list[tuple[str, Shrink]]:
+    """The change of an integer, by the first pattern that matches its whole key."""
+    return [
+        (r"type_vocab_size|num_labels|.*kernel(_size)?s?|.*stride.*|.*dilation", _keep),
+        (r".*_version|.*factor|num_feat_extract_layers", _keep),
+        (r".*vocab.*", _at_most(sizes.vocabulary)),
+        (r".*(key_value_heads|kv_heads|n_head_kv|num_key_value_groups)", _grouped_heads),
+        (r".*(attention_heads|num_heads|n_heads?|nhead|_heads)", _exactly(HEADS)),
+        (r"rotary_dim", _at_most(sizes.head_dim // 2)),
+        (r"mamba_d_head|mamba_head_dim", _exactly(2 * sizes.head_dim)),
+        (r"mamba_d_ssm", _exactly(2 * sizes.width)),
+        (r".*(head_dim|qk_nope_head_dim|v_head_dim|d_kv|head_size|d_head)", _exactly(sizes.head_dim)),
+        (r"(.*_)?(num|n)_(.*_)?layers?|.*_layers|.*depth|num_blocks|num_hidden_groups", _at_most(LAYERS)),
+        (r".*(num_|n_)(.*_)?experts(_per_tok|_per_token)?|.*n_routed_experts|moe_topk", _at_most(2)),
+        (r"index_topk", _at_most(16)),
+        (r".*(top_k|topk).*|.*n_group.*", _at_most(1)),
+        (r".*num_channels|in_channels|in_chans", _at_most(3)),
+        (r".*patch_size|patch_len|patch_length", _at_most(8)),
+        (r"(.*_)?(image_size|img_size|crop_size|input_size)", _exactly(32)),
+        (
+            r".*(position|max_|length|window|_len|chunk|seq|num_query|num_latents|_tokens|frames|context).*",
+            _at_most(64),
+        ),
+        (
+            r".*(hidden|intermediate|dim|width|channels|inner|ffn|_size|d_model|d_ff|n_embd|rank|filters).*",
+            _at_most(sizes.width),
+        ),
+    ]
 
-UNSET: Json = {
-    "downsample_channels": [WIDTH, WIDTH],
-    "head_dim": HEAD_DIM,
-    "num_key_value_heads": HEADS,
-    "vocab_size": VOCABULARY,
-}
-"""Keys that some configurations leave open (null), and a value that fits the other tiny ones."""
+
+def _unset(sizes: Sizes) -> Json:
+    """Keys that some configurations leave open (null), and a value that fits the other tiny ones."""
+    return {
+        "downsample_channels": [sizes.width, sizes.width],
+        "head_dim": sizes.head_dim,
+        "num_key_value_heads": HEADS,
+        "vocab_size": sizes.vocabulary,
+    }
+
 
 ROPE: Json = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 2, 1]}
 
-OVERRIDES: dict[str, Json] = {
-    "bamba": {"attn_layer_indices": [1]},
-    "bridgetower": {"hidden_size": 64, "text_config": {"hidden_size": 64}, "vision_config": {"hidden_size": 64}},
-    "chameleon": {"vocabulary_map": {"<image>": 5}},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE}},
-    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
-    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
-    "deepseek_v2": {"num_experts_per_tok": 1},
-    "dia_decoder": {"num_channels": 9},
-    "diffusion_gemma_text": {"num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": WIDTH},
-    "dots1": {
-        "n_routed_experts": 2,
-        "n_group": 1,
-        "topk_group": 1,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 1,
-    },
-    "dots3_note_text": {"per_layer_config": {}, "layer_types": ["full_attention", "full_attention"]},
-    "emu3": {"vocabulary_map": {"<image>": 5}},
-    "ernie4_5_vl_moe_text": {"rope_parameters": ROPE},
-    "esm": {"pad_token_id": 1},
-    "fun_asr_nano": {"adaptor_config": {"intermediate_size": WIDTH // 4}},
-    "gemma3n_text": {"num_kv_shared_layers": 0},
-    "gemma4_assistant": {"text_config": {"num_kv_shared_layers": LAYERS}},
-    "gemma4_unified_assistant": {"text_config": {"num_kv_shared_layers": LAYERS}},
-    "glm4v_text": {"rope_parameters": ROPE},
-    "glm5_next_text": {"qk_rope_head_dim": 0},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"]},
-    "granite4_vision": {
-        "deepstack_layer_map": [[0, 0]],
-        "downsample_rate": "1/2",
-        "vision_config": {"hidden_size": 64},
-    },
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "mamba2": {"num_heads": HEADS, "head_dim": 2 * HEAD_DIM},
-    "mimi": {"upsample_groups": 4},
-    "mllama_text_model": {"rope_scaling": {"rope_type": "default"}},
-    "mobilebert": {"embedding_size": WIDTH // 2},
-    "moonshine_streaming": {"num_key_value_heads": HEADS},
-    "neomme": {"head_dim": 2 * HEAD_DIM},
-    "perception_lm": {"vision_config": {"model_args": {"embed_dim": WIDTH}}},
-    "qwen2_5_vl_text": {"rope_parameters": ROPE},
-    "qwen2_vl_text": {"rope_parameters": ROPE},
-    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": WIDTH, "rope_scaling": ROPE},
-    "qwen3_omni_moe_text": {"rope_scaling": ROPE},
-    "qwen3_vl_text": {"rope_scaling": ROPE},
-    "qwen3_vl_moe_text": {"rope_scaling": ROPE},
-    "qwen4_exp_text": {
-        "indexer_n_heads": HEADS,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": HEAD_DIM,
-        "indexer_budget": 8,
-        "indexer_compress_ratio": 2,
-    },
-    "reformer": {"axial_pos_embds_dim": [WIDTH // 2, WIDTH // 2], "axial_pos_shape": [8, 8]},
-    "ReformerModelWithLMHead": {"is_decoder": True},
-    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
-}
-"""Exceptions to the rules above, by the `model_type` of the level or by the name of the class."""
+
+@functools.cache
+def _overrides(sizes: Sizes) -> dict[str, Json]:
+    """Exceptions to the rules above, by the `model_type` of the level or by the name of the class."""
+    return {
+        "bamba": {"attn_layer_indices": [1]},
+        "bridgetower": {"hidden_size": 64, "text_config": {"hidden_size": 64}, "vision_config": {"hidden_size": 64}},
+        "chameleon": {"vocabulary_map": {"<image>": 5}},
+        "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE}},
+        "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+        "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+        "deepseek_v2": {"num_experts_per_tok": 1},
+        "dia_decoder": {"num_channels": 9},
+        "diffusion_gemma_text": {"num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": sizes.width},
+        "dots1": {
+            "n_routed_experts": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 1,
+        },
+        "dots3_note_text": {"per_layer_config": {}, "layer_types": ["full_attention", "full_attention"]},
+        "emu3": {"vocabulary_map": {"<image>": 5}},
+        "ernie4_5_vl_moe_text": {"rope_parameters": ROPE},
+        "esm": {"pad_token_id": 1},
+        "fun_asr_nano": {"adaptor_config": {"intermediate_size": sizes.width // 4}},
+        "gemma3n_text": {"num_kv_shared_layers": 0},
+        "gemma4_assistant": {"text_config": {"num_kv_shared_layers": LAYERS}},
+        "gemma4_unified_assistant": {"text_config": {"num_kv_shared_layers": LAYERS}},
+        "glm4v_text": {"rope_parameters": ROPE},
+        "glm5_next_text": {"qk_rope_head_dim": 0},
+        "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"]},
+        "granite4_vision": {
+            "deepstack_layer_map": [[0, 0]],
+            "downsample_rate": "1/2",
+            "vision_config": {"hidden_size": 64},
+        },
+        "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+        "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+        "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+        "mamba2": {"num_heads": HEADS, "head_dim": 2 * sizes.head_dim},
+        "mimi": {"upsample_groups": 4},
+        "mllama_text_model": {"rope_scaling": {"rope_type": "default"}},
+        "mobilebert": {"embedding_size": sizes.width // 2},
+        "moonshine_streaming": {"num_key_value_heads": HEADS},
+        "neomme": {"head_dim": 2 * sizes.head_dim},
+        "perception_lm": {"vision_config": {"model_args": {"embed_dim": sizes.width}}},
+        "qwen2_5_vl_text": {"rope_parameters": ROPE},
+        "qwen2_vl_text": {"rope_parameters": ROPE},
+        "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": sizes.width, "rope_scaling": ROPE},
+        "qwen3_omni_moe_text": {"rope_scaling": ROPE},
+        "qwen3_vl_text": {"rope_scaling": ROPE},
+        "qwen3_vl_moe_text": {"rope_scaling": ROPE},
+        "qwen4_exp_text": {
+            "indexer_n_heads": HEADS,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": sizes.head_dim,
+            "indexer_budget": 8,
+            "indexer_compress_ratio": 2,
+        },
+        "reformer": {"axial_pos_embds_dim": [sizes.width // 2, sizes.width // 2], "axial_pos_shape": [8, 8]},
+        "ReformerModelWithLMHead": {"is_decoder": True},
+        "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
+    }
+
 
 ARGUMENTS: dict[str, Json] = {
     "gemma4_assistant": {
@@ -249,13 +280,14 @@ def _merged(node: Json, changes: Json) -> Json:
 class _Shrinker:
     """Shrinks a configuration in one pass; records the special ids that it moves, so that they stay distinct."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
         self.moved: dict[int, int] = {}
 
     def token_id(self, value: int) -> int:
-        if value < VOCABULARY:
+        if value < self.sizes.vocabulary:
             return value
-        return self.moved.setdefault(value, VOCABULARY - 2 - len(self.moved))
+        return self.moved.setdefault(value, self.sizes.vocabulary - 2 - len(self.moved))
 
     def node(self, node: Json) -> Json:
         stages = "depths" in node
@@ -263,11 +295,11 @@ class _Shrinker:
         small = {key: self.value(key, value, layers) for key, value in node.items()}
         for key in {"num_layers"} & set(node) if stages else {"out_features", "out_indices"} & set(node):
             small.pop(key)
-        return _merged(small, OVERRIDES.get(str(node.get("model_type")), {}))
+        return _merged(small, _overrides(self.sizes).get(str(node.get("model_type")), {}))
 
     def value(self, key: str, value: Any, layers: int) -> Any:
         if value is None:
-            return UNSET.get(key)
+            return _unset(self.sizes).get(key)
         if isinstance(value, dict):
             if key == "per_layer_config":
                 return {index: item for index, item in value.items() if int(index) < LAYERS}
@@ -278,7 +310,7 @@ class _Shrinker:
             return value
         if TOKEN_ID.fullmatch(key):
             return self.token_id(value)
-        for pattern, rule in INTEGER_RULES:
+        for pattern, rule in _integer_rules(self.sizes):
             if re.fullmatch(pattern, key):
                 return rule(value)
         return min(value, 64)
@@ -317,14 +349,14 @@ def default_config(cls: type[Any]) -> Any:
     return cls.config_class(**copy.deepcopy(ARGUMENTS.get(cls.config_class.model_type, {})))
 
 
-def tiny_dict(cls: type[Any]) -> Json:
+def tiny_dict(cls: type[Any], sizes: Sizes = SMALLEST) -> Json:
     """The content of `config.json` for a tiny model of `cls`."""
-    return _merged(_Shrinker().node(written(default_config(cls))), OVERRIDES.get(cls.__name__, {}))
+    return _merged(_Shrinker(sizes).node(written(default_config(cls))), _overrides(sizes).get(cls.__name__, {}))
 
 
-def tiny_config(cls: type[Any]) -> Any:
+def tiny_config(cls: type[Any], sizes: Sizes = SMALLEST) -> Any:
     """The default configuration of `cls`, shrunk at every level."""
-    return config_from_dict(cls.config_class, tiny_dict(cls))
+    return config_from_dict(cls.config_class, tiny_dict(cls, sizes))
 
 
 # --- building --------------------------------------------------------------------------------------------------------
