@@ -1,4 +1,4 @@
-"""BW401 to BW404, unreadable or unknown parts of a model; and every rule has a page, a test and a near miss."""
+"""BW401 to BW404 and BW408: unreadable or unknown parts of a model. Every rule has a page, a test and a near miss."""
 
 from __future__ import annotations
 
@@ -104,6 +104,39 @@ def test_bw404_is_not_said_of_json_of_any_kind(tmp_path: Path, content: object) 
     assert codes(write(tmp_path, {WTE: table()}, GPT2, files={"tokenizer": content})) == []
 
 
+# --- BW408 generation-config-malformed ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"pad_token_id": 0,}', "not JSON at character"),
+        ("version https://git-lfs.github.com/spec/v1\n", "not JSON at character"),
+        ("[]", "holds a list, expected an object"),
+        ("null", "holds null, expected an object"),
+    ],
+)
+def test_bw408_a_generation_config_that_is_no_object(tmp_path: Path, text: str, why: str) -> None:
+    (tied_gpt2(tmp_path) / "generation_config.json").write_text(text)
+    found = one(tmp_path, "BW408")
+    assert (found.severity, found.file, found.fixable) == (Severity.WARNING, "generation_config.json", False)
+    assert found.message.startswith("generation_config.json: ")
+    assert why in found.message
+    assert codes(tmp_path, values=False) == ["BW408"]
+
+
+def test_bw408_a_generation_config_that_is_a_link_out_of_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text("{}")
+    (tied_gpt2(tmp_path / "model") / "generation_config.json").symlink_to(tmp_path / "secret.json")
+    assert "leads out of the directory" in one(tmp_path / "model", "BW408").message
+
+
+def test_bw408_is_not_said_of_an_object_or_of_none(tmp_path: Path) -> None:
+    assert codes(tied_gpt2(tmp_path / "a")) == []
+    (tied_gpt2(tmp_path / "b") / "generation_config.json").write_text('{"temperature": Infinity}')
+    assert codes(tmp_path / "b") == []
+
+
 # --- all rules ------------------------------------------------------------------------------------------------------
 
 
@@ -138,7 +171,7 @@ def test_a_code_is_given_once() -> None:
 
 
 def test_select_and_ignore_take_beginnings_in_either_case() -> None:
-    ignored = ["BW403", "bw404", "BW405", "BW406", "BW407"]
+    ignored = ["BW403", "bw404", "BW405", "BW406", "BW407", "BW408"]
     assert [chosen.code for chosen in select_rules(["bw40"], ignored)] == ["BW401", "BW402"]
     assert len(select_rules([], ["BW"])) == 0
 

@@ -71,7 +71,7 @@ def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tupl
 
     Example:
         >>> [rule.code for rule in select_rules(["BW40"], ["BW402"])]
-        ['BW401', 'BW403', 'BW404', 'BW405', 'BW406', 'BW407']
+        ['BW401', 'BW403', 'BW404', 'BW405', 'BW406', 'BW407', 'BW408']
     """
     rules = all_rules()
     for prefix in (*select, *ignore):

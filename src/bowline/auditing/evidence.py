@@ -55,6 +55,8 @@ class Evidence:
     location: str
     config: Mapping[str, Any] | None
     generation_config: Mapping[str, Any] | None
+    generation_problem: str | None
+    """The reason why `generation_config.json` cannot be read, if there is such a file."""
     declaration: Declaration
     tensors: Mapping[str, StoredTensor]
     metadata: Mapping[str, str]

@@ -64,10 +64,12 @@ def gather(
         nested=any(lint.kind is LintKind.NESTED_TENSORS for lint in checkpoint.lints),
         dtype_stated=any((checkpoint.config or {}).get(key) is not None for key in ("dtype", "torch_dtype")),
     )
+    generation_config, generation_problem = _generation_config(checkpoint)
     return Evidence(
         location=checkpoint.location,
         config=checkpoint.config,
-        generation_config=_generation_config(checkpoint),
+        generation_config=generation_config,
+        generation_problem=generation_problem,
         declaration=declaration,
         tensors=tensors,
         metadata=checkpoint.metadata,
@@ -86,13 +88,18 @@ def gather(
     )
 
 
-def _generation_config(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
-    """The content of `generation_config.json`; `None` if it is missing or cannot be read."""
+def _generation_config(checkpoint: Checkpoint) -> tuple[Mapping[str, Any] | None, str | None]:
+    """The content of `generation_config.json`, and the reason if it cannot be read; `None` twice if it is missing."""
+    name = "generation_config.json"
     try:
-        content = checkpoint.json("generation_config.json")
-    except CheckpointError:
-        return None
-    return content if isinstance(content, dict) else None
+        if not checkpoint.files.has(name):
+            return None, None
+        content = checkpoint.json(name)
+    except CheckpointError as error:
+        return None, error.message
+    if isinstance(content, dict):
+        return content, None
+    return None, f"{name}: holds {'null' if content is None else f'a {type(content).__name__}'}, expected an object"
 
 
 def _beside(declaration: Declaration, tensors: Mapping[str, StoredTensor]) -> tuple[DeclaredTie, ...]:

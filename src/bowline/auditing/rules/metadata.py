@@ -85,3 +85,25 @@ def tokenizer_malformed(evidence: Evidence) -> Iterator[Observation]:
     """
     for file, problem in evidence.tokenizer.problems.items() if evidence.tokenizer else ():
         yield Observation(message=problem, help="fetch the file again", file=file)
+
+
+@rule("BW408", "generation-config-malformed", Severity.WARNING)
+def generation_config_malformed(evidence: Evidence) -> Iterator[Observation]:
+    """`generation_config.json` cannot be read.
+
+    What: it is not JSON, or not an object.
+
+    Why it hurts: transformers ignores a file that is not JSON and generates with the defaults of `config.json`, so the
+    padding, end and sampling that the file states are lost. It fails with a TypeError where the file holds JSON that is
+    not an object. The audit could not compare the file's special ids with the tokenizer's.
+
+    Example: a Git LFS pointer in place of the file.
+
+    Fix: fetch the file again, or remove it.
+    """
+    if evidence.generation_problem is not None:
+        yield Observation(
+            message=evidence.generation_problem,
+            help="fetch the file again, or remove it",
+            file="generation_config.json",
+        )
