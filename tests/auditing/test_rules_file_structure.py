@@ -270,6 +270,22 @@ def test_bw309_names_a_few_of_very_many_missing_shards(tmp_path: Path) -> None:
     assert message.endswith("model-00005-of-99999.safetensors and 99994 more")
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model-00001-of-00001.safetensors", "1 shard, but no index; transformers does not load it"),
+        (
+            "model-00002-of-00001.safetensors",
+            "1 shard, but no index; transformers does not load it; "
+            "of 1 shard, 1 is missing: model-00001-of-00001.safetensors",
+        ),
+    ],
+)
+def test_bw309_counts_one_shard_in_the_singular(tmp_path: Path, name: str, message: str) -> None:
+    write(tmp_path, {WTE: table()}, GPT2, name=name)
+    assert one(tmp_path, "BW309").message == message
+
+
 def test_bw309_is_not_said_of_one_file_under_another_name(tmp_path: Path) -> None:
     write(tmp_path, {WTE: table()}, GPT2, name="weights.safetensors")
     assert codes(tmp_path) == []

@@ -45,8 +45,12 @@ def missing_shards(files: Sequence[str]) -> list[str]:
             names = ", ".join(f"{stem}-{number:05d}-of-{total}{ending}" for number in some)
             more = f" and {missing - MOST_NAMED} more" if missing > MOST_NAMED else ""
             are = "is" if missing == 1 else "are"
-            phrases.append(f"of {len(every)} shards, {missing} {are} missing: {names}{more}")
+            phrases.append(f"of {_shards(len(every))}, {missing} {are} missing: {names}{more}")
     return phrases
+
+
+def _shards(count: int) -> str:
+    return f"{count} shard{'s' * (count != 1)}"
 
 
 @rule("BW301", "two-models", Severity.WARNING)
@@ -204,8 +208,10 @@ def index_missing(evidence: Evidence) -> Iterator[Observation]:
         if lint.kind is LintKind.INDEX_MISSING:
             index = "the index (model.safetensors.index.json)"
             incomplete = missing_shards(lint.files)
+            unread = "does not load it" if len(lint.files) == 1 else "loads none of them"
+            seen = f"{_shards(len(lint.files))}, but no index; transformers {unread}"
             yield Observation(
-                message="; ".join([lint.message, *incomplete]),
+                message="; ".join([seen, *incomplete]),
                 help=(
                     f"fetch the missing shards and {index}"
                     if incomplete
