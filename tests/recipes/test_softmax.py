@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bowline.recipes.log_sum_exp import critical_width, log_sum_exp
+from bowline.recipes.log_sum_exp import capped_moments, critical_width, log_sum_exp
 
 
 def drawn(width: float, count: int, draws: int, extra: float | None = None, extra_width: float = 0.0) -> np.ndarray:
@@ -79,3 +79,44 @@ def test_whatever_the_width_it_is_between_what_is_always_true(width: float, coun
 def test_another_term_adds_at_least_itself(width: float, extra: float) -> None:
     ((mean, _),) = log_sum_exp(width, 1000, [extra])
     assert mean >= max(extra, log_sum_exp(width, 1000)[0][0]) - 1e-6
+
+
+CAPPED = [
+    (1.0, 1000, 30.0, 0.0, 0.0),
+    (5.0, 1000, 5.0, 12.0, 1.0),
+    (8.0, 1000, 30.0, 25.0, 3.0),
+    (60.0, 300, 30.0, 90.0, 20.0),
+    (3.0, 2, 0.5, -4.0, 1.0),
+    (400.0, 300, 50.0, 700.0, 0.0),
+    (60.0, 300, 1e5, 150.0, 4.0),
+]
+"""Width, count, softcap, and mean and width of one more term, before the cap."""
+
+
+@pytest.mark.parametrize(("width", "count", "cap", "extra", "extra_width"), CAPPED)
+def test_a_softcap_bounds_every_logit(width: float, count: int, cap: float, extra: float, extra_width: float) -> None:
+    """Within four standard errors of 4000 draws, and the draw's own noise is far below what the cap changes."""
+    random = np.random.default_rng(0)
+    logits = width * random.standard_normal((4000, count))
+    more = extra + extra_width * random.standard_normal((4000, 1))
+    for terms, asked in ((logits, []), (np.hstack([logits, more]), [extra])):
+        capped = cap * np.tanh(terms / cap)
+        top = capped.max(1, keepdims=True)
+        found = top[:, 0] + np.log(np.exp(capped - top).sum(1))
+        ((mean, variance),) = log_sum_exp(width, count, asked, extra_width, cap=cap)
+        assert abs(mean - found.mean()) < 4 * found.std() / math.sqrt(4000) + 1e-3 * abs(mean)
+        assert variance == pytest.approx(found.var(), rel=0.2, abs=0.02)
+
+
+@pytest.mark.parametrize(("width", "cap"), [(0.5, 30.0), (8.0, 5.0), (90.0, 30.0)])
+def test_a_capped_logits_mean_and_width_are_those_of_draws(width: float, cap: float) -> None:
+    values = cap * np.tanh((3.0 + width * np.random.default_rng(0).standard_normal(100_000)) / cap)
+    mean, square = capped_moments(3.0, width, cap)
+    assert mean == pytest.approx(values.mean(), abs=4 * values.std() / math.sqrt(100_000))
+    assert square == pytest.approx(math.sqrt((values**2).mean()), rel=0.01)
+
+
+def test_a_cap_far_above_the_logits_changes_nothing() -> None:
+    for width, extra in ((1.0, [5.0]), (8.0, [])):
+        ((mean, variance),) = log_sum_exp(width, 50257, extra, 1.0)
+        assert log_sum_exp(width, 50257, extra, 1.0, cap=1e6)[0] == pytest.approx((mean, variance), abs=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ FAMILIES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
 
@@ -63,7 +65,7 @@ def test_the_first_loss_of_a_model_as_transformers_draws_it_is_predicted(
     assert expected.spread == pytest.approx(measured.spread, rel=0.2)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3_text"])
 @pytest.mark.parametrize("recipe", ["transformers-llama", "megatron", "gemma"])
 def test_the_first_loss_by_a_recipe_is_what_init_weights_draws(family: str, recipe: str) -> None:
     model = drawn(family)
@@ -86,7 +88,43 @@ def test_the_logit_of_the_inputs_own_token_is_predicted(family: str) -> None:
     expected = expected_loss(model)
     assert error < 0.02
     assert expected.self_logit == pytest.approx(statistics.mean(means), rel=0.0, abs=4 * error)
-    assert expected.similarity == pytest.approx(expected.self_logit / (0.05 * 128), rel=1e-6)
+    uncapped = expected_loss(replace(Architecture.of(model), logit_cap=None))
+    assert expected.similarity == pytest.approx(uncapped.self_logit / (0.05 * 128), rel=1e-6)
+
+
+CAPS: list[dict[str, Any]] = [
+    {"final_logit_softcapping": 3.0},
+    {"final_logit_softcapping": 12.0, "initializer_range": 0.15},
+    {"attn_logit_softcapping": 1.0, "query_pre_attn_scalar": 1, "initializer_range": 0.1},
+    {"final_logit_softcapping": None, "attn_logit_softcapping": None},
+]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("caps", CAPS)
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+def test_a_softcap_is_part_of_the_prediction(family: str, caps: dict[str, Any], tied: bool) -> None:
+    model = drawn(family, tie_word_embeddings=tied, **{"initializer_range": 0.08, **caps})
+    expected = expected_loss(model)
+    measured = measure_loss(model, batch=16)
+    assert expected.loss == pytest.approx(measured.loss, rel=0.02, abs=4 * measured.error)
+    assert expected.spread == pytest.approx(measured.spread, rel=0.2)
+
+
+def test_the_softcap_of_the_logits_decides_a_loss_that_the_inputs_own_token_makes() -> None:
+    """With the sizes and the range of Gemma 2 2B, and two layers: the own token's logit is 20 without the cap."""
+    config = {"model_type": "gemma2", **sizes(256000, 2304, 9216, 8, 256)}
+    capped, free = expected_loss(config), expected_loss({**config, "final_logit_softcapping": None})
+    assert free.self_logit > 1.1 * capped.self_logit
+    assert free.loss - capped.loss > 1.0
+
+
+@pytest.mark.parametrize("wrong", [0, -30.0, True, "30", float("nan")])
+@pytest.mark.parametrize("key", ["final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar"])
+def test_a_softcap_that_caps_nothing_is_refused(key: str, wrong: Any) -> None:
+    for family in ("gemma2", "gemma3_text"):
+        with pytest.raises(ConfigError, match=rf"{key} is .*, expected a number above 0"):
+            expected_loss({**TINY, "model_type": family, key: wrong})
 
 
 def sizes(rows: int, width: int, inner: int, heads: int, head: int, **more: Any) -> dict[str, Any]:
@@ -96,6 +134,7 @@ def sizes(rows: int, width: int, inner: int, heads: int, head: int, **more: Any)
 
 TRUE_WIDTHS: dict[str, tuple[str, dict[str, Any], float, float]] = {
     "SmolLM2-135M": ("llama", sizes(49152, 576, 1536, 9, 64, tie_word_embeddings=True), 10.952, 0.028),
+    "Gemma 2 2B": ("gemma2", sizes(256000, 2304, 9216, 8, 256), 17.502, 0.071),
     "Gemma 3 270M": ("gemma3_text", sizes(262144, 640, 2048, 4, 256, query_pre_attn_scalar=256), 12.647, 0.032),
     "Gemma 3 1B": ("gemma3_text", sizes(262144, 1152, 6912, 4, 256, query_pre_attn_scalar=256), 12.702, 0.043),
     "Qwen2.5-0.5B": ("qwen2", sizes(151936, 896, 4864, 14, 64, tie_word_embeddings=True), 12.168, 0.038),
@@ -145,7 +184,7 @@ def test_the_text_model_inside_another_is_read_with_the_outer_flag() -> None:
 def test_a_flag_that_is_absent_is_the_familys() -> None:
     """transformers leaves a key out of `config.json` that is its base class's default."""
     ties = {family: Architecture.of({**TINY, "model_type": family}).tied for family in FAMILIES}
-    assert [family for family, tied in ties.items() if tied] == ["gemma", "gemma3_text"]
+    assert [family for family, tied in ties.items() if tied] == ["gemma", "gemma2", "gemma3_text"]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Architecture:
         activation: of the feed-forward part.
         gated: whether the feed-forward part multiplies two products.
         post_norm: whether a norm stands behind each sum (BERT) or before each part.
-        branch_norm: whether another norm stands behind each part, before it is added (Gemma 3).
+        branch_norm: whether another norm stands behind each part, before it is added (Gemma 2 and 3).
         query_norm: whether queries and keys are normalised in each head (Qwen 3, Gemma 3).
         causal: whether a position sees only earlier positions.
         positions: whether positions have a table that is added to the embedding.
@@ -44,6 +44,8 @@ class Architecture:
         score_scale: what attention scores are multiplied by.
         embed_scale: what looked-up embeddings are multiplied by.
         logit_scale: what logits are multiplied by.
+        score_cap: the softcap c of attention scores, which become c tanh(score / c); `None` for no cap (Gemma 2).
+        logit_cap: the softcap of the logits (Gemma 2).
         tied: whether the head is the table.
         initializer_range: the std from which transformers draws the model, if the config states it.
     """
@@ -72,6 +74,8 @@ class Architecture:
     score_scale: float = 1.0
     embed_scale: float = 1.0
     logit_scale: float = 1.0
+    score_cap: float | None = None
+    logit_cap: float | None = None
     tied: bool = True
     initializer_range: float | None = None
 
@@ -82,10 +86,9 @@ class Architecture:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ConfigError(f"{name} is {value!r:.60}, expected a finite number", help="correct the config")
-        std = self.initializer_range
-        real = isinstance(std, (int, float)) and not isinstance(std, bool) and math.isfinite(std)
-        if std is not None and not (real and std > 0):
-            raise ConfigError(f"initializer_range is {std!r:.60}, expected a number above 0", help="correct the config")
+        for name in ("initializer_range", "score_cap", "logit_cap"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
 
     @property
     def sizes(self) -> dict[str, float]:
@@ -171,6 +174,13 @@ def _whole(name: str, value: Any, least: int = 1) -> None:
         )
 
 
+def _positive(name: str, value: Any) -> float:
+    real = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not (real and value > 0):
+        raise ConfigError(f"{name} is {value!r:.60}, expected a number above 0", help="correct the config")
+    return float(value)
+
+
 class _Config:
     """Keys of a config, whether it is a mapping or an object."""
 
@@ -180,6 +190,12 @@ class _Config:
     def get(self, name: str, default: Any = None) -> Any:
         found = self.content.get(name) if isinstance(self.content, Mapping) else getattr(self.content, name, None)
         return default if found is None else found
+
+    def cap(self, name: str, default: float | None) -> float | None:
+        """A softcap, or `None` where the config says null; the default is for a config without the key."""
+        content = self.content
+        value = content.get(name, default) if isinstance(content, Mapping) else getattr(content, name, default)
+        return None if value is None else _positive(name, value)
 
     def number(self, name: str) -> float:
         value = self.get(name, 1.0)
@@ -281,12 +297,30 @@ def _qwen3(config: _Config) -> dict[str, Any]:
     return {**_llama(config), "query_norm": True}
 
 
+def _gemma2(config: _Config) -> dict[str, Any]:
+    return {
+        **_gemma(config),
+        "branch_norm": True,
+        "score_scale": _by_query_scalar(config, 256),
+        "score_cap": config.cap("attn_logit_softcapping", 50.0),
+        "logit_cap": config.cap("final_logit_softcapping", 30.0),
+    }
+
+
 def _gemma3(config: _Config) -> dict[str, Any]:
     read = _gemma(config)
-    queries = config.get("query_pre_attn_scalar", read["head_size"])
-    if isinstance(queries, bool) or not isinstance(queries, (int, float)) or not 0 < queries < math.inf:
-        raise ConfigError(f"query_pre_attn_scalar is {queries!r:.60}, expected a number above 0")
-    return {**read, "branch_norm": True, "query_norm": True, "score_scale": queries**-0.5}
+    return {
+        **read,
+        "branch_norm": True,
+        "query_norm": True,
+        "score_scale": _by_query_scalar(config, read["head_size"]),
+        "score_cap": config.cap("attn_logit_softcapping", None),
+        "logit_cap": config.cap("final_logit_softcapping", None),
+    }
+
+
+def _by_query_scalar(config: _Config, default: int) -> float:
+    return 1 / math.sqrt(_positive("query_pre_attn_scalar", config.get("query_pre_attn_scalar", default)))
 
 
 def _lstm(config: _Config) -> dict[str, Any]:
@@ -316,6 +350,7 @@ _READERS: dict[str, Callable[[_Config], dict[str, Any]]] = {
     "qwen2": _llama,
     "qwen3": _qwen3,
     "gemma": _gemma,
+    "gemma2": _gemma2,
     "gemma3_text": _gemma3,
 }
 _UNTIED = frozenset({"llama", "mistral", "qwen2", "qwen3"})

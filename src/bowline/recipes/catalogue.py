@@ -231,7 +231,7 @@ USUAL = {
     **dict.fromkeys(("t5", "mt5", "umt5", "longt5"), "transformers-t5"),
     "lstm": "press-wolf",
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "transformers-llama"),
-    **dict.fromkeys(("gemma", "gemma3_text"), "transformers-gemma"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "transformers-gemma"),
 }
 
 

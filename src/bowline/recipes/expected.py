@@ -11,7 +11,7 @@ import numpy as np
 from bowline.errors import UsageError
 from bowline.recipes.architecture import Architecture
 from bowline.recipes.catalogue import RECIPES, usual
-from bowline.recipes.log_sum_exp import GRID, critical_width, log_sum_exp
+from bowline.recipes.log_sum_exp import GRID, capped_moments, critical_width, log_sum_exp
 from bowline.recipes.recipe import Recipe, Role
 from bowline.recipes.signal import Signal, propagate
 
@@ -108,8 +108,9 @@ def expected_loss(
 
     A logit z_j = c h . w_j of a token that is not the input has the width c s ‖h‖, with s the head's std, c the logit
     scale and ‖h‖ = sqrt(d) after a norm. If tied, the input's own token also has the logit cos(h, e) c s sqrt(d) ‖h‖,
-    and if that exceeds ln V, it is the loss. Both sums are exact (`log_sum_exp`); the cosine is computed through
-    the layers (`signal`). Sizes are assumed to be large: figures are within 5 % from about d = 64.
+    and if that exceeds ln V, it is the loss. A model's softcap bounds both. Both sums are exact (`log_sum_exp`); the
+    cosine is computed through the layers (`signal`). Sizes are assumed to be large: figures are within 5 % from about
+    d = 64.
 
     Args:
         model: a model, its config, the directory of a checkpoint or the content of its `config.json`, of a family that
@@ -149,8 +150,13 @@ def expected_loss(
     widths = np.hypot(logit_scale * head * signal.norm, bias)
     own = signal.similarity * logit_scale * head * signal.norm * math.sqrt(shape.embedding_size)
     own = own if tied else np.zeros(length)
-    plain = _alone(shape.vocab_size, widths)
-    losses, variances = _moments(shape.vocab_size, widths, own, signal) if own.any() else plain
+    cap = shape.logit_cap
+    plain = _alone(shape.vocab_size, widths, cap)
+    losses, variances = _moments(shape.vocab_size, widths, own, signal, cap) if own.any() else plain
+    if cap is not None:
+        noise = widths * np.sqrt(np.maximum(0.0, 1 - signal.similarity**2))
+        own = np.array([capped_moments(*pair, cap)[0] for pair in zip(own, noise, strict=True)]) if tied else own
+        widths = np.array([capped_moments(0.0, width, cap)[1] for width in widths])
     return InitialLoss(
         loss=float(losses.mean()),
         without_self=float(plain[0].mean()),
@@ -163,18 +169,18 @@ def expected_loss(
     )
 
 
-def _alone(count: int, widths: Any) -> tuple[Any, Any]:
+def _alone(count: int, widths: Any, cap: float | None) -> tuple[Any, Any]:
     """Mean and variance of the log-sum-exp at each position, for V logits of one distribution."""
-    each = {width: log_sum_exp(width, count)[0] for width in set(widths.tolist())}
+    each = {width: log_sum_exp(width, count, cap=cap)[0] for width in set(widths.tolist())}
     both = np.array([each[width] for width in widths.tolist()])
     return both[:, 0], both[:, 1]
 
 
-def _moments(count: int, widths: Any, own: Any, signal: Signal) -> tuple[Any, Any]:
+def _moments(count: int, widths: Any, own: Any, signal: Signal, cap: float | None) -> tuple[Any, Any]:
     """Mean and variance with the input's own logit included; computed for a few of its values and interpolated."""
     width, similar = float(widths[0]), float(signal.similarity.mean())
     low, high = math.floor(own.min() / GRID), math.ceil(own.max() / GRID)
     places = GRID * np.unique(np.linspace(low, high, 9).round())
     extra_width = width * math.sqrt(max(0.0, 1 - similar**2))
-    both = np.array(log_sum_exp(width, max(1, count - 1), places.tolist(), extra_width))
+    both = np.array(log_sum_exp(width, max(1, count - 1), places.tolist(), extra_width, cap=cap))
     return np.interp(own, places, both[:, 0]), np.interp(own, places, both[:, 1])

@@ -7,8 +7,8 @@ covariance between positions, K[s, t] = E x_s . x_t / d, through the layers, as 
 
     attention      K += d_a s_o² E[A (d s_v² N) Aᵀ],   A = softmax of Gaussian scores of covariance c N ⊗ N
     feed-forward   K += d_ff s_out² k(N),               k the activation's kernel, gated: times d s_up² N
-    norm           N = K / sqrt(diag K diag Kᵀ),        before each part, or (post-norm) of the sum; Gemma 3 also
-                                                        normalises what a part adds
+    norm           N = K / sqrt(diag K diag Kᵀ),        before each part, or (post-norm) of the sum; Gemma 2 and 3
+                                                        also normalise what a part adds
 
 and the share of the embedding a s / sqrt(K[t, t]), which is the cosine of the hidden state and the embedding.
 Positions that see few others are diluted differently, so each position is computed separately.
@@ -129,7 +129,8 @@ def _stack(
                 added = added * (into * normed) if model.gated else added
             else:
                 seen = memory if part == "cross" and memory is not None else normed
-                added = values * _mixed(normed, seen, scores, causal=causal and part == "self", random=random)
+                hides = causal and part == "self"
+                added = values * _mixed(normed, seen, scores, model.score_cap, causal=hides, random=random)
             stream = stream + (gain * _normed(added)[0] if model.branch_norm else added)
             if model.post_norm:
                 stream, lengths = _normed(stream)
@@ -137,8 +138,10 @@ def _stack(
     return stream, share
 
 
-def _mixed(queries: Floats, keys: Floats, variance: float, *, causal: bool, random: np.random.Generator) -> Floats:
-    """E[A keys Aᵀ] over scores with the given variance and the covariance queries ⊗ keys."""
+def _mixed(
+    queries: Floats, keys: Floats, variance: float, cap: float | None, *, causal: bool, random: np.random.Generator
+) -> Floats:
+    """E[A keys Aᵀ] over scores with the given variance and the covariance queries ⊗ keys, below a softcap."""
     shape = len(queries), len(keys)
     hidden = np.triu(np.ones(shape, dtype=bool), 1) if causal else np.zeros(shape, dtype=bool)
     left, right = (np.linalg.cholesky(one + 1e-9 * np.eye(len(one))) for one in (queries, keys))
@@ -146,6 +149,8 @@ def _mixed(queries: Floats, keys: Floats, variance: float, *, causal: bool, rand
     count = SAMPLES if variance > 1e-4 else 1
     for _ in range(count):
         scores = math.sqrt(variance) * (left @ random.standard_normal(shape) @ right.T)
+        if cap is not None:
+            scores = cap * np.tanh(scores / cap)
         scores[hidden] = -np.inf
         weights = np.exp(scores - scores.max(1, keepdims=True))
         weights /= weights.sum(1, keepdims=True)
