@@ -95,3 +95,9 @@ def test_errors_keep_the_name_of_their_argument_in_copies() -> None:
 def test_an_error_can_be_about_no_argument_and_about_two() -> None:
     assert UsageError("as it is").arguments == ()
     assert UsageError("one and two: choose", argument=("one", "two")).arguments == ("one", "two")
+
+
+def test_every_text_that_names_the_indexs_package_also_names_the_checkout() -> None:
+    name = f"{errors.DISTRIBUTION}["
+    one_way = [path.name for path in SOURCES if name in (text := path.read_text("utf-8")) and "'.[" not in text]
+    assert one_way == []
