@@ -25,6 +25,7 @@ from bowline.nn import (
     untie_weights,
 )
 from bowline.nn.modules.quantized_ends import QuantizedEmbedding, QuantizedHead
+from bowline.nn.state import stored_tables
 from tests.nn.models import TinyLM
 from tests.nn.modules.test_quantized_families import BUILDERS, built, logits
 
@@ -79,6 +80,27 @@ def test_a_table_of_several_embeddings_is_written_once_and_loads_into_all(tmp_pa
         again.get_input_embeddings().weight.zero_()
     assert set(load_checkpoint(again, tmp_path).tied) == set(ties)
     assert torch.equal(logits(again), logits(model))
+
+
+def test_only_a_checkpoint_with_a_table_is_loaded_with_a_search_for_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search walks over all modules, which takes longer than a small model's load should."""
+    searched: list[nn.Module] = []
+
+    def search(model: nn.Module) -> list[list[str]]:
+        searched.append(model)
+        return []
+
+    model = built("llama")
+    save_checkpoint(model, tmp_path / "float")
+    quantize_tied(model)
+    save_checkpoint(model, tmp_path / "int8")
+    monkeypatch.setattr(stored_tables, "_tables", search)
+    load_checkpoint(built("llama"), tmp_path / "float")
+    assert not searched
+    load_checkpoint(model, tmp_path / "int8")
+    assert searched == [model]
 
 
 def test_transformers_refuses_the_files_instead_of_initialising_both_ends(tmp_path: Path) -> None:

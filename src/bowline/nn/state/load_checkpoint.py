@@ -22,7 +22,7 @@ from bowline.nn.state.garbage_collection import without_collections
 from bowline.nn.state.load_inventory import survey
 from bowline.nn.state.load_state import LoadReport, load_into
 from bowline.nn.state.mapped_tensors import stored_tensor
-from bowline.nn.state.stored_tables import match_tables, repeated_names
+from bowline.nn.state.stored_tables import TABLE_PARTS, match_tables, repeated_names
 from bowline.nn.state.tensor_names import is_transformers_model, restored_conversions, to_live, unwrapped
 from bowline.nn.ties.conflict_policy import ConflictOrUntie
 from bowline.nn.ties.tensor_comparison import is_plain
@@ -117,7 +117,8 @@ def _load(
         _naming_added_parts(stored, before.state, getattr(model, "base_model_prefix", "")),
     ):
         state = to_live(model, before.state, stored)
-        state |= {name: state[first] for name, first in repeated_names(model).items() if first in state}
+        if any(name.endswith(TABLE_PARTS) for name in state):
+            state |= {name: state[first] for name, first in repeated_names(model).items() if first in state}
         dtypes = {name: held.dtype for name, held in before.tensors.items() if _may_take(held, before.plain)}
         taking = set(dtypes)
         if len(dtypes) == len(before.tensors):  # otherwise a hook may rename tensors without a slot of their name

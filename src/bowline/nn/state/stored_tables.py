@@ -23,9 +23,11 @@ from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.tree.slots import named_modules, slots
 from bowline.tie import Tie
 
-__all__ = ["match_tables", "repeated_names", "table_names", "with_tables"]
+__all__ = ["TABLE_PARTS", "match_tables", "repeated_names", "table_names", "with_tables"]
 
 VALUES, SCALE = ".table.values", ".table.scale"
+TABLE_PARTS = (".values", ".scale")
+"""How the names of a table's tensors end in a model's state, whatever the table's own name."""
 ENTRY = "quantization_config"
 MAKER = {"quantized_by": "bowline.quantize_tied", "dtype": "int8"}
 
