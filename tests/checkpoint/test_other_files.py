@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bowline.checkpoint import find_checkpoints, open_checkpoint
-from bowline.checkpoint.formats.other_files import GGUFSummary, holds_adapter, read_gguf
-from bowline.checkpoint.places.byte_source import MemoryBytes
-from bowline.errors import FormatError, NoCheckpointError
+from bowline.checkpoint.formats.other_files import holds_adapter
+from bowline.errors import NoCheckpointError
+from tests.checkpoint.gguf_files import gguf_file
 from tests.checkpoints import GPT2, OWN, WTE, table, tied_gpt2, write
 
 LORA = {f"base_model.model.lm_head.lora_{end}.weight": OWN for end in "AB"}
 ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "org/base", "r": 8}
-
-
-def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
-
-
-def gguf(architecture: str | None = "llama", tensors: int = 291) -> bytes:
-    """The head of a GGUF file, with keys of several types before the architecture's."""
-    keys = [
-        text("general.alignment") + struct.pack("<II", 4, 32),
-        text("general.tags") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text("bc"),
-        text("general.numbers") + struct.pack("<IIQ", 9, 5, 2) + struct.pack("<ii", 1, 2),
-        text("general.name") + struct.pack("<I", 8) + text("a model"),
-    ]
-    if architecture is not None:
-        keys.append(text("general.architecture") + struct.pack("<I", 8) + text(architecture))
-    return b"GGUF" + struct.pack("<IQQ", 3, tensors, len(keys)) + b"".join(keys)
 
 
 def refused(place: Path) -> NoCheckpointError:
@@ -81,20 +63,6 @@ def test_a_whole_model_with_an_adapter_in_it_is_no_adapter() -> None:
     assert not holds_adapter([])
 
 
-def test_a_gguf_file_is_named_with_its_architecture_and_number_of_tensors(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(gguf())
-    kind = "a GGUF file of llama.cpp (architecture 'llama', 291 tensors)"
-    alone, directory = refused(tmp_path / "model.gguf"), refused(tmp_path)
-    assert f"model.gguf: {kind}, expected a whole model" in alone.message
-    assert f"no model here; model.gguf is {kind}; expected model.safetensors" in directory.message
-    assert alone.help == directory.help == "GGUF is not read: give the checkpoint that it was converted from"
-
-
-def test_a_file_that_is_only_named_like_gguf_is_said_to_be_so(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"version https://git-lfs.github.com/spec/v1")
-    assert "cannot be read as one (model.gguf: begins with b'vers'" in refused(tmp_path / "model.gguf").message
-
-
 def test_an_onnx_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"\x08\x07")
     assert "model.onnx: an ONNX graph, expected a whole model" in refused(tmp_path / "model.onnx").message
@@ -103,27 +71,9 @@ def test_an_onnx_file_is_named(tmp_path: Path) -> None:
 
 def test_a_model_beside_such_files_is_still_the_model(tmp_path: Path) -> None:
     tied_gpt2(tmp_path)
-    (tmp_path / "model.gguf").write_bytes(gguf())
+    (tmp_path / "model.gguf").write_bytes(gguf_file({}))
     with open_checkpoint(tmp_path) as checkpoint:
         assert list(checkpoint.tensors) == [WTE]
-
-
-def test_the_head_of_a_gguf_file_is_read_or_refused() -> None:
-    assert read_gguf(MemoryBytes("a.gguf", gguf())) == GGUFSummary(3, 291, "llama")
-    assert read_gguf(MemoryBytes("a.gguf", gguf(None, 1))) == GGUFSummary(3, 1, None)
-    with pytest.raises(FormatError, match="expected b'GGUF'"):
-        read_gguf(MemoryBytes("a.gguf", b"version https://git-lfs"))
-
-
-@pytest.mark.parametrize("length", range(24, len(gguf()), 7))
-def test_a_truncated_gguf_file_has_no_architecture(length: int) -> None:
-    assert read_gguf(MemoryBytes("a.gguf", gguf()[:length])).architecture is None
-
-
-def test_hostile_keys_of_a_gguf_file_end_the_search() -> None:
-    for value in (struct.pack("<IIQ", 9, 9, 1 << 60), struct.pack("<IIQ", 9, 8, 1 << 60), struct.pack("<I", 77)):
-        hostile = b"GGUF" + struct.pack("<IQQ", 3, 1, 1 << 60) + text("a") + value
-        assert read_gguf(MemoryBytes("a.gguf", hostile)).architecture is None
 
 
 # --- directories of checkpoints -------------------------------------------------------------------------------------

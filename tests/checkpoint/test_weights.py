@@ -77,7 +77,7 @@ def test_two_files_under_other_names_are_not_guessed_between(tmp_path: Path) -> 
         read(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["training_args.bin", "model.gguf", "config.json", "model.safetensors.tmp"])
+@pytest.mark.parametrize("file", ["training_args.bin", "model.onnx", "config.json", "model.safetensors.tmp"])
 def test_other_files_are_no_model(tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_bytes(b"{}")
     with pytest.raises(NoCheckpointError, match=f"no model here.*found '{file}'"):
@@ -272,7 +272,10 @@ def test_an_adapter_is_not_taken_for_a_model(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-def test_gguf_is_said_not_to_be_read(tmp_path: Path) -> None:
+def test_a_damaged_gguf_file_is_said_to_be_so(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with pytest.raises(NoCheckpointError, match="GGUF is not read"):
+    with pytest.raises(FormatError, match=r"model\.gguf: the version at byte 4 needs 4 bytes, but only 0 follow"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "model.gguf").write_bytes(b"{}")
+    with pytest.raises(FormatError, match=r"model\.gguf: begins with b'{}', expected b'GGUF'"):
         open_checkpoint(tmp_path)

@@ -5,8 +5,16 @@ strictly (`formats`), and maps each tensor name to its place in a file. Rows com
 files and directories that survive a crash.
 """
 
-from bowline.checkpoint.checkpoint import Checkpoint, find_checkpoints, open_checkpoint
+from bowline.checkpoint.checkpoint import Checkpoint, checkpoints_at, find_checkpoints, open_checkpoint
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.lint import Lint, LintKind
 
-__all__ = ["Checkpoint", "Lint", "LintKind", "StoredTensor", "find_checkpoints", "open_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "Lint",
+    "LintKind",
+    "StoredTensor",
+    "checkpoints_at",
+    "find_checkpoints",
+    "open_checkpoint",
+]

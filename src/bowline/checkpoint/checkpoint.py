@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bowline.checkpoint.formats.dtypes import BITS, decode
+from bowline.checkpoint.formats.gguf import GGUF_SUFFIX
+from bowline.checkpoint.formats.gguf.ggml_types import BLOCKS
 from bowline.checkpoint.formats.other_files import OTHER_SUFFIXES
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import loads
@@ -26,17 +28,24 @@ from bowline.wording import listed, located
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Checkpoint", "find_checkpoints", "open_checkpoint"]
+    from bowline.checkpoint.formats.gguf.header import GGUFHeader
+    from bowline.checkpoint.formats.gguf.text_arrays import TokenIds
+
+__all__ = ["Checkpoint", "checkpoints_at", "find_checkpoints", "open_checkpoint"]
 
 CONFIG = "config.json"
 BLOCK_BYTES = 1 << 20
 MOST_DIRECTORIES = 1000
 """An error looks at no more directories than this for checkpoints that could have been meant."""
+HUB_GGUF = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)/(?P<file>[^@\\]+\.gguf)(?P<revision>@[^\s@]+)?")
+"""One GGUF file of a repository: they hold one for each quantisation."""
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[^\s@]+)?")
 
 
 def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint: a directory, one of its files, or a Hub repository (`org/name[@revision]`).
+
+    A GGUF file is a checkpoint of its own, also on the Hub (`org/name/file.gguf[@revision]`).
 
     Only headers and `config.json` are read here; tensors are read when rows are asked for. A path on disk takes
     precedence over a Hub repository of the same name.
@@ -65,17 +74,20 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
         if is_weight_file(path.name) or path.name.endswith((INDEX_SUFFIX, *OTHER_SUFFIXES)):
             return Checkpoint(LocalDirectory(path.parent), only=path.name, location=name)
         raise NoCheckpointError(
-            f"{name}: expected a directory, *.safetensors, *.bin, an index or config.json",
+            f"{name}: expected a directory, *.safetensors, *.bin, *.gguf, an index or config.json",
             help="give the directory that holds config.json and the weights",
         )
-    if isinstance(place, str) and HUB_NAME.fullmatch(name) and not is_weight_file(name):
+    one = HUB_GGUF.fullmatch(name)
+    if isinstance(place, str) and (one or (HUB_NAME.fullmatch(name) and not is_weight_file(name))):
         from bowline.checkpoint.places.hub import HubRepository  # imported only when the Hub is needed
 
         try:
-            repository = HubRepository.open_repository(name)
+            repository = HubRepository.open_repository(f"{one['repository']}{one['revision'] or ''}" if one else name)
         except BowlineError as error:  # a mistyped path can look like a name on the Hub
             raise type(error)(f"{error.message}; and no local path has this name", help=error.help) from None
-        return Checkpoint(repository)
+        if one is None:
+            return Checkpoint(repository)
+        return Checkpoint(repository, only=one["file"], location=repository.place_of(one["file"]))
     raise NoCheckpointError(
         f"{name}: no such file or directory", help="check the path, or give a Hub repository as org/name"
     )
@@ -84,9 +96,42 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
 def find_checkpoints(root: str | os.PathLike[str]) -> tuple[Path, ...]:
     """The directories that hold a model, `root` and below; checkpoint-500 comes before checkpoint-1000.
 
-    Links to directories and hidden directories are not entered.
+    GGUF files are named one by one if a directory holds several, or other weights beside them: each is a checkpoint of
+    its own. Links to directories and hidden directories are not entered.
     """
-    return tuple(directories_where(root, holds_weights))
+    found: list[Path] = []
+    for directory in directories_where(root, holds_weights):
+        other_weights, files = _models_in(directory)
+        found += [directory] if other_weights or len(files) == 1 else []
+        found += files if other_weights or len(files) > 1 else []
+    return tuple(found)
+
+
+def checkpoints_at(path: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """The checkpoints that a directory stands for: itself, or its GGUF files if it holds several and no other weights.
+
+    Anything else that `open_checkpoint` takes stands for itself.
+    """
+    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a folder on the way may not be searched
+        other_weights, files = _models_in(Path(path))
+        if len(files) > 1 and not other_weights:
+            return tuple(files)
+    return (Path(path),)
+
+
+def _models_in(directory: Path) -> tuple[bool, list[Path]]:
+    """Whether a directory holds weights that are not GGUF, and the GGUF files in it that stand for a model each."""
+    try:
+        names = sorted(os.listdir(directory))  # noqa: PTH208 - as the names that holds_weights takes
+    except OSError:  # opening it says so
+        return True, []
+    ggufs = [name for name in names if name.endswith(GGUF_SUFFIX)]
+    if not ggufs:
+        return True, []
+    from bowline.checkpoint.formats.gguf.split_files import gguf_models  # imported only for GGUF files
+
+    other = holds_weights(name for name in names if not name.endswith(GGUF_SUFFIX))
+    return other, [directory / name for name in gguf_models(ggufs)]
 
 
 def _open_directory(path: Path) -> Checkpoint:
@@ -108,7 +153,8 @@ def _open_directory(path: Path) -> Checkpoint:
 class Checkpoint(Closing):
     """The files of one model: `tensors[name]` describes a stored tensor, `rows(name)` reads its values.
 
-    `config` is `config.json` as it is written, or `None` when it is missing or malformed (`lints` says which).
+    `config` is `config.json` as it is written, or `None` when it is missing or malformed (`lints` says which). A GGUF
+    file's metadata takes its place.
     Use it as a context manager, or `close()` it.
     """
 
@@ -141,6 +187,18 @@ class Checkpoint(Closing):
         return self._weights.metadata
 
     @property
+    def gguf(self) -> GGUFHeader | None:
+        """The header of a model in GGUF, the format of llama.cpp; `None` for every other format."""
+        return self._weights.gguf
+
+    def token_ids(self) -> TokenIds | None:
+        """The tokens that a GGUF file holds, by text; `None` if it has none, or for every other format."""
+        from bowline.checkpoint.formats.gguf.text_arrays import TOKENS, read_token_ids
+
+        array = self.gguf.text_array(TOKENS) if self.gguf else None
+        return read_token_ids(self._source(self.gguf.file), array) if self.gguf and array else None
+
+    @property
     def complete(self) -> bool:
         """Whether every file that the model consists of was read."""
         return self._weights.complete
@@ -152,11 +210,16 @@ class Checkpoint(Closing):
 
     @property
     def config(self) -> Mapping[str, Any] | None:
-        """The content of `config.json`, or `None` if it is missing or malformed."""
+        """The content of `config.json`, or `None` if it is missing or malformed; a GGUF file's numbers and short texts.
+
+        A GGUF file's keys are as written (`"llama.vocab_size"`); its arrays and long texts are left out.
+        """
         return self._config_and_lints[0]
 
     @cached_property
     def _config_and_lints(self) -> tuple[Mapping[str, Any] | None, tuple[Lint, ...]]:
+        if self.gguf is not None:
+            return self.gguf.plain_values, ()
         if not self.files.has(CONFIG):
             return None, (
                 Lint(
@@ -179,7 +242,8 @@ class Checkpoint(Closing):
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """Rows `[start, stop)` of a tensor (along its first axis), exact, in native numpy types.
 
-        bf16 and the 8-bit floats come as float32, which holds each of their values exactly.
+        bf16 and the 8-bit floats come as float32, which holds each of their values exactly. Quantised rows of GGUF come
+        as float32, the same numbers that the package `gguf` gives.
 
         Raises:
             UsageError: the checkpoint has no such tensor, or the tensor has no such rows.
@@ -193,6 +257,8 @@ class Checkpoint(Closing):
         shape = (stop - start, *tensor.shape[1:]) if tensor.shape else ()
         if tensor.strides is not None:
             return self._strided(tensor, start, shape)
+        if tensor.dtype in BLOCKS:
+            return self._dequantised(tensor, start, shape)
         buffer = bytearray(math.prod(shape) * BITS[tensor.dtype] // 8)
         self.read_rows_into(name, start, memoryview(buffer))
         return decode(buffer, tensor.dtype, shape)
@@ -201,7 +267,8 @@ class Checkpoint(Closing):
         """Read a tensor in blocks of whole rows, `(first row, rows)`; memory does not grow with its size."""
         tensor = self._tensor(name)
         count = _row_count(tensor)
-        step = max(1, block_bytes // max(1, row_bytes(tensor)))
+        whole = tensor.dtype in BLOCKS and len(tensor.shape) == 1
+        step = max(1, count if whole else block_bytes // max(1, row_bytes(tensor)))
         for start in range(0, count, step):
             yield start, self.rows(name, start, min(start + step, count))
 
@@ -234,6 +301,19 @@ class Checkpoint(Closing):
         buffer = np.empty(tensor.nbytes, dtype=np.uint8).data  # a bytearray would be zeroed first
         source.read_into(tensor.offset, buffer)
         return buffer, 0
+
+    def _dequantised(self, tensor: StoredTensor, start: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Rows of a tensor that GGUF stores in blocks; the blocks of a vector are dequantised together."""
+        from bowline.checkpoint.formats.gguf.blocks import dequantise  # imported only for GGUF files
+
+        if len(tensor.shape) == 1:
+            whole = dequantise(
+                self._source(tensor.file).read_at(tensor.offset, tensor.nbytes), tensor.dtype, tensor.shape
+            )
+            return whole[start : start + shape[0]]
+        buffer = bytearray(shape[0] * row_bytes(tensor))
+        self.read_rows_into(tensor.name, start, memoryview(buffer))
+        return dequantise(buffer, tensor.dtype, shape)
 
     def _strided(self, tensor: StoredTensor, start: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Rows of a tensor with strides: reads the bytes that they span, and takes the view in memory."""
@@ -273,7 +353,11 @@ class Checkpoint(Closing):
 
 
 def row_bytes(tensor: StoredTensor) -> int:
-    """The stored size of one row. Raises `FormatError` when rows of a sub-byte dtype do not end on a byte."""
+    """The stored size of one row. Raises `FormatError` when rows do not end on a byte, or are parts of a block."""
+    if tensor.dtype in BLOCKS:
+        if len(tensor.shape) == 1:
+            raise FormatError(f"{tensor.name}: a vector of {tensor.dtype}, whose elements are not stored one by one")
+        return tensor.nbytes // max(1, tensor.shape[0])
     bits = math.prod(tensor.shape[1:]) * BITS[tensor.dtype]
     if bits % 8:
         raise FormatError(f"{tensor.name}: a row has {bits} bits, expected whole bytes")

@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from bowline.checkpoint.formats.gguf import GGUF_SUFFIX
 from bowline.checkpoint.formats.other_files import (
     ADAPTER_CONFIG,
     OTHER_SUFFIXES,
@@ -27,6 +28,9 @@ from bowline.checkpoint.lint import Lint, LintKind
 from bowline.checkpoint.places.file_set import FileSet
 from bowline.errors import CheckpointError, FormatError, NoCheckpointError
 from bowline.wording import listed
+
+if TYPE_CHECKING:
+    from bowline.checkpoint.formats.gguf.header import GGUFHeader
 
 __all__ = ["Weights", "holds_weights", "is_weight_file", "read_weights"]
 
@@ -57,6 +61,8 @@ class Weights:
     files: tuple[str, ...]
     metadata: Mapping[str, str]
     lints: tuple[Lint, ...]
+    gguf: GGUFHeader | None = None
+    """The header, if the model is in the format of llama.cpp."""
     part: bool = False
     """Whether this is one shard of several, asked for by name."""
 
@@ -74,8 +80,8 @@ class _File:
 
 
 def is_weight_file(name: str) -> bool:
-    """Whether a file of this name can hold tensors: `*.safetensors` or `*.bin`."""
-    return name.endswith((".safetensors", ".bin"))
+    """Whether a file of this name can hold tensors: `*.safetensors`, `*.bin` or `*.gguf`."""
+    return name.endswith((".safetensors", ".bin", GGUF_SUFFIX))
 
 
 def holds_weights(names: Iterable[str]) -> bool:
@@ -86,7 +92,7 @@ def holds_weights(names: Iterable[str]) -> bool:
         (True, False)
     """
     return any(
-        name.endswith(".safetensors")
+        name.endswith((".safetensors", GGUF_SUFFIX))
         or name in [single + INDEX_SUFFIX for single in SINGLE_FILES]
         or re.fullmatch(r"(pytorch|adapter)_model.*\.bin", name)
         for name in names
@@ -119,11 +125,42 @@ def read_weights(files: FileSet, only: str | None = None) -> Weights:
         return _without_index(files, shards)
     if len(candidates) == 1:
         return _single(files, candidates[0])
+    if not candidates and any(name.endswith(GGUF_SUFFIX) for name in names):
+        return _gguf(files, _only_gguf(files))
     raise _no_model(files, candidates)
+
+
+def _gguf(files: FileSet, name: str) -> Weights:
+    """Read a GGUF file and, if it is one part of several, the others."""
+    from bowline.checkpoint.formats.gguf.split_files import gguf_models, read_gguf  # imported only for GGUF files
+
+    if not files.has(name):  # on the Hub; a local file that was named is there
+        others = _some(gguf_models(files.sizes())) or "none"
+        raise NoCheckpointError(
+            f"{files.location}: no file {shown(name)}; its GGUF files are: {others}",
+            help="give one of them",
+        )
+    header, parts = read_gguf(files, name)
+    return Weights(tensors=header.tensors, files=parts, metadata={}, lints=(), gguf=header)
+
+
+def _only_gguf(files: FileSet) -> str:
+    """The GGUF file of the one model in `files`; raises `NoCheckpointError` if there are several."""
+    from bowline.checkpoint.formats.gguf.split_files import gguf_models  # imported only for GGUF files
+
+    models = gguf_models(files.sizes())
+    if len(models) > 1:
+        raise NoCheckpointError(
+            f"{files.location}: {len(models)} GGUF files, each a model of its own ({_some(models)})",
+            help=f"give one of them, such as {files.place_of(models[0])}; `bowline audit` audits each of a directory",
+        )
+    return models[0]
 
 
 def _alone(files: FileSet, name: str) -> Weights:
     """Read one file that was asked for by name, and ignore the files beside it."""
+    if name.endswith(GGUF_SUFFIX):
+        return _gguf(files, name)
     kind = file_kind(files, name)
     if kind is not None:
         raise _not_whole(name, kind)

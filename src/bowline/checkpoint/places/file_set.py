@@ -34,6 +34,10 @@ class FileSet(Closing, ABC):
         """Whether the checkpoint has a file of this name."""
         return name in self.sizes()
 
+    def place_of(self, name: str) -> str:
+        """The text with which a user would open this one file."""
+        return f"{self.location}/{name}"
+
     def way_out(self, name: str) -> str | None:
         """A phrase that says how `name` leads out of the checkpoint, or `None` when it stays inside."""
         return None

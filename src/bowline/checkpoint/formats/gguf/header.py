@@ -94,6 +94,8 @@ Value = int | float | bool | str | TextAt | ArrayAt
 class GGUFHeader:
     """A GGUF file's metadata by key and its tensors by name; shapes have the rows first, as elsewhere in Bowline."""
 
+    file: str
+    """The file that holds the metadata: of a model in several parts, the first."""
     version: int
     values: Mapping[str, Value]
     tensors: Mapping[str, StoredTensor]
@@ -107,6 +109,16 @@ class GGUFHeader:
         """The text of `general.architecture`."""
         stated = self.values.get(ARCHITECTURE)
         return stated if isinstance(stated, str) else None
+
+    @property
+    def plain_values(self) -> dict[str, int | float | bool | str]:
+        """The numbers and the short texts, by key."""
+        return {key: value for key, value in self.values.items() if not isinstance(value, TextAt | ArrayAt)}
+
+    def text_array(self, key: str) -> ArrayAt | None:
+        """The place of the array of texts under a key; `None` if the file has none there."""
+        value = self.values.get(key)
+        return value if isinstance(value, ArrayAt) and value.kind == "STRING" else None
 
     def number(self, key: str) -> int | None:
         """The whole number under a key; `None` if the file has none there."""
@@ -142,6 +154,7 @@ def read_gguf_header(source: ByteSource) -> GGUFHeader:
     entries = [_entry(source, cursor, number) for number in range(tensor_count)]
     data_start = -(-cursor.at // alignment) * alignment if entries else cursor.at
     return GGUFHeader(
+        file=source.name,
         version=version,
         values=values,
         tensors=_tensors(source, entries, data_start, alignment),

@@ -10,7 +10,10 @@ from bowline.checkpoint.places.byte_source import ByteSource
 from bowline.checkpoint.places.file_set import SMALL_FILE_LIMIT
 from bowline.errors import FormatError
 
-__all__ = ["TokenIds", "read_token_ids"]
+__all__ = ["TOKENS", "TokenIds", "read_token_ids"]
+
+TOKENS = "tokenizer.ggml.tokens"
+"""The key of the vocabulary."""
 
 
 class TokenIds(Mapping[str, int]):

@@ -72,6 +72,10 @@ class HubRepository(FileSet):
             raise
         return cls(client, repository, commit, sizes)
 
+    def place_of(self, name: str) -> str:
+        """The text with which a user would open this one file: `org/name/file@commit`."""
+        return f"{self.repository}/{name}@{self.commit}"
+
     def sizes(self) -> Mapping[str, int]:
         """Every file's size in bytes, by name, as the Hub lists them for this commit."""
         return self._sizes
