@@ -48,10 +48,10 @@ def config(architecture: str, model_type: str, **more: object) -> dict[str, Any]
     return {"architectures": [architecture], "model_type": model_type, "vocab_size": ROWS, **more}
 
 
-GPT2 = config("GPT2LMHeadModel", "gpt2", tie_word_embeddings=True)
+GPT2 = config("GPT2LMHeadModel", "gpt2", tie_word_embeddings=True, n_ctx=1024)
 LLAMA = config("LlamaForCausalLM", "llama", tie_word_embeddings=False)
 BERT = config("BertForMaskedLM", "bert", tie_word_embeddings=True)
-T5 = config("T5ForConditionalGeneration", "t5", tie_word_embeddings=True)
+T5 = config("T5ForConditionalGeneration", "t5", tie_word_embeddings=True, decoder_start_token_id=0)
 BART = config("BartForConditionalGeneration", "bart", tie_word_embeddings=True)
 LLAVA: dict[str, Any] = {
     "architectures": ["LlavaForConditionalGeneration"],

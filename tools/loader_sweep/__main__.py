@@ -4,7 +4,8 @@
 
 LOADER is `vllm`, `llama.cpp` or `mlx-lm`, PYTHON the interpreter of the environment that holds it. Each class whose
 head is the target of a tie is built tiny by transformers, saved in every state of `states.py`, audited, and loaded by
-LOADER in a process of its own. A class that LOADER refuses in every state is not judged. The output ends with the
+LOADER in a process of its own. A class that LOADER refuses in every state is not judged, and after three states not
+tried further if that was predicted. The output ends with the
 counts and every disagreement; `--record` also writes what was seen as JSON.
 """
 
@@ -29,7 +30,10 @@ import transformers
 from tools.loader_sweep.cases import CannotBuildError, Case, classes_with_head, write_cases
 from tools.loader_sweep.states import STATES
 
-RUNNERS = {"vllm": "run_vllm.py", "llama.cpp": "run_llama_cpp.py", "mlx-lm": "run_mlx.py"}
+RUNNERS = {"vllm": "run_vllm", "llama.cpp": "run_llama_cpp", "mlx-lm": "run_mlx"}
+ROOT = Path(__file__).parents[2]
+ENOUGH = 3
+"""A class that is refused in so many states, as predicted, is not tried in the others."""
 FATES = ("tied", "kept", "random", "dropped", "refused")
 
 
@@ -66,7 +70,7 @@ class Runner:
     """The loader in a process of its own, which is started again after a crash."""
 
     def __init__(self, loader: str, python: str) -> None:
-        self._command = [python, str(Path(__file__).parent / RUNNERS[loader])]
+        self._command = [str(Path(python).absolute()), "-m", f"tools.loader_sweep.{RUNNERS[loader]}"]
         self._process: subprocess.Popen[str] | None = None
         self.version = ""
 
@@ -97,7 +101,12 @@ class Runner:
 
     def _start(self) -> subprocess.Popen[str]:
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            self._command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         assert self._process.stdout is not None
         self.version = json.loads(self._process.stdout.readline())["version"]
@@ -113,6 +122,10 @@ def run_class(name: str, loader: str, runner: Runner) -> ClassLoads:
                 actual, why = runner.load(case)
                 predicted = "refused" if case.others_refused.get(loader) else case.predicted.get(loader)
                 result.loads.append(Load(case.state, predicted, actual, why))
+                if len(result.loads) == ENOUGH and all(
+                    one.predicted == one.actual == "refused" for one in result.loads
+                ):
+                    break
         except CannotBuildError as error:
             result.reason = str(error)
     if result.reason is None and all(load.actual == "refused" for load in result.loads):
@@ -169,7 +182,7 @@ def main() -> int:
     parser.add_argument("classes", nargs="*", help="only these classes")
     parser.add_argument("--report", type=Path, help="write the results as Markdown")
     parser.add_argument("--record", type=Path, help="write what was seen as JSON")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -26,7 +26,15 @@ SIZES = Sizes(vocabulary=1024, width=128)
 """A width that every loader's kernels take, and a vocabulary that needs no padding."""
 LARGEST = 50_000_000
 NEWEST = "transformers-5"
-UNWRITTEN = {"gpt2": {"n_ctx": 64}, "openai-gpt": {"n_ctx": 64}}
+T5 = {"decoder_start_token_id": 0}
+UNWRITTEN: dict[str, dict[str, Any]] = {
+    "cohere2": {"rotary_pct": 1.0},
+    "gpt2": {"n_ctx": 64},
+    "gpt_neox": {"rotary_pct": 0.25},
+    "mt5": T5,
+    "t5": T5,
+    "umt5": T5,
+}
 """Keys that published checkpoints have, other loaders ask for, and transformers 5 no longer writes: by `model_type`."""
 
 

@@ -1,13 +1,10 @@
 """Loads checkpoints in mlx-lm and says what became of the head. Runs in mlx-lm's own environment.
 
-Reads one JSON object a line: `directory`, `head` and `embedding` (tensor names). Writes one a line: `fate`, `why`. The
-stored tensors are compared with those of the module that `load_model(strict=True)` returns.
+The stored tensors are compared with those of the module that `load_model(strict=True)` returns.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,8 @@ import mlx.core as mx
 import mlx_lm
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
+
+from tools.loader_sweep.request_loop import serve
 
 
 def fate_of(directory: Path, head: str, embedding: str) -> tuple[str, str]:
@@ -28,10 +27,8 @@ def fate_of(directory: Path, head: str, embedding: str) -> tuple[str, str]:
         stored.update(mx.load(str(file)))
     held = dict(tree_flatten(model.parameters()))
     own, table = stored.get(head), stored.get(embedding)
-    found = own if own is not None else table
-    wide = [
-        value for value in held.values() if value.ndim == 2 and value.shape[1] == found.shape[1] and len(value) > 256
-    ]
+    width = next(one.shape[1] for one in (own, table) if one is not None)
+    wide = [value for value in held.values() if value.ndim == 2 and value.shape[1] == width and len(value) > 256]
     has_head = any(_equal(value, own) for value in wide)
     has_table = any(_equal(value, table) for value in wide)
     if own is not None and table is not None and _equal(own, table):
@@ -45,15 +42,6 @@ def _equal(one: Any, other: Any) -> bool:
     return other is not None and one.shape == other.shape and bool(mx.array_equal(one, other.astype(one.dtype)))
 
 
-def main() -> None:
-    """Answer each request until the input ends."""
-    mx.set_default_device(mx.cpu)
-    print(json.dumps({"version": f"mlx-lm {mlx_lm.__version__}"}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        fate, why = fate_of(Path(request["directory"]), request["head"], request["embedding"])
-        print(json.dumps({"fate": fate, "why": why}), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    mx.set_default_device(mx.cpu)
+    serve(f"mlx-lm {mlx_lm.__version__}", fate_of)

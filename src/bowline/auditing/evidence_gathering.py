@@ -7,17 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from bowline.auditing.evidence import Evidence, TieEvidence, compare_headers
+from bowline.auditing.gguf_outcomes import gguf_outcomes
 from bowline.auditing.loaders import Fate, Outcome, StoredFacts, predict
 from bowline.auditing.progress import Progress
 from bowline.auditing.quantised_names import names_its_table, table_of
 from bowline.auditing.shape_fit import misfits
+from bowline.auditing.stated_declaration import declaration_of
 from bowline.auditing.tokenizer_files import read_tokenizer
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.lint import LintKind
 from bowline.errors import CheckpointError
 from bowline.families.declaration import Declaration, DeclaredTie
-from bowline.families.resolver import resolve
 from bowline.tie import Tie, TieState
 
 __all__ = ["gather"]
@@ -31,7 +32,7 @@ def gather(
     `base` is the checkpoint whose tables are compared with this one's.
     """
     tensors = checkpoint.tensors
-    declaration = resolve(checkpoint.config, {name: tensor.shape for name, tensor in tensors.items()})
+    declaration = declaration_of(checkpoint)
     if values:
         from bowline.auditing.vocabulary_tables import (
             read_tables,  # imports numpy, which an audit of headers never needs
@@ -62,6 +63,7 @@ def gather(
         misfits={loader: misfits(declaration, tensors, loader) for loader in declaration.made},
         safetensors=any(file.endswith(".safetensors") for file in checkpoint.weight_files),
         nested=any(lint.kind is LintKind.NESTED_TENSORS for lint in checkpoint.lints),
+        config_keys=frozenset(checkpoint.config or {}),
         dtype_stated=any((checkpoint.config or {}).get(key) is not None for key in ("dtype", "torch_dtype")),
     )
     generation_config, generation_problem = _generation_config(checkpoint)
@@ -75,7 +77,11 @@ def gather(
         metadata=checkpoint.metadata,
         lints=checkpoint.lints,
         ties=ties,
-        outcomes=_of_tables(_as_far_as_known(predict(declaration, seen), ties), ties, checkpoint),
+        outcomes=(
+            gguf_outcomes(declaration, tensors, ties)
+            if checkpoint.gguf is not None
+            else _of_tables(_as_far_as_known(predict(declaration, seen), ties), ties, checkpoint)
+        ),
         tokenizer=read_tokenizer(checkpoint),
         tables=tables,
         padding=padding,
@@ -85,6 +91,7 @@ def gather(
         complete=checkpoint.complete,
         values_read=values,
         base=compared,
+        gguf_file=checkpoint.gguf.file if checkpoint.gguf is not None else None,
     )
 
 
@@ -92,7 +99,7 @@ def _generation_config(checkpoint: Checkpoint) -> tuple[Mapping[str, Any] | None
     """The content of `generation_config.json`, and the reason if it cannot be read; `None` twice if it is missing."""
     name = "generation_config.json"
     try:
-        if not checkpoint.files.has(name):
+        if checkpoint.gguf is not None or not checkpoint.files.has(name):
             return None, None
         content = checkpoint.json(name)
     except CheckpointError as error:

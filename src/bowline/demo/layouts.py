@@ -87,6 +87,7 @@ def gpt2(seed: int = 0) -> Layout:
         "initializer_range": 0.02,
         "layer_norm_epsilon": 1e-05,
         "model_type": "gpt2",
+        "n_ctx": 128,  # as in published checkpoints; transformers 5 no longer writes it, and llama.cpp needs it
         "n_embd": HIDDEN,
         "n_head": HEADS,
         "n_inner": None,

@@ -1,6 +1,11 @@
-"""Predicts what llama.cpp's converter and runtime do with each tie, by the rules in their source, without loading."""
+"""Predicts what llama.cpp's converter and runtime do with each tie, by the rules in their source.
+
+`make sweep-llama-cpp` compares every prediction of this file with a real conversion and a real load.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from bowline.auditing.loaders.outcome import (
     Fate,
@@ -9,43 +14,91 @@ from bowline.auditing.loaders.outcome import (
     StoredFacts,
     always_tied,
     asked_of_newest,
+    misfit,
+    refused_together,
     takes_no_dictionary,
 )
 from bowline.families.declaration import Declaration, DeclaredTie
 from bowline.families.loader_tables import loader_table
+from bowline.tie import Tie
 
 __all__ = ["llama_cpp"]
 
+NO_HEAD = "converted to an embedding model, without a head"
+ONE_TABLE = ("t5",)
+"""GGUF architectures whose converter takes the first of several input embeddings as the table of both stacks."""
+
 
 def llama_cpp(declaration: Declaration, seen: StoredFacts) -> Result:
-    """Predicts llama.cpp's converter and runtime, which keep a stored head of most classes whatever the flag says."""
+    """Predicts llama.cpp's converter and runtime, which keep a stored head of most classes whatever the flag says.
+
+    The converter and the runtime refuse a whole checkpoint, so one refusal holds for every tie.
+    """
+    return refused_together(_each_tie(declaration, seen))
+
+
+def _each_tie(declaration: Declaration, seen: StoredFacts) -> Iterator[tuple[str, Outcome | None]]:
     architecture = declaration.architecture
     rule = loader_table("llama_cpp")["architectures"].get(architecture)
     for declared in declaration.ties:
         tie = declared.tie
         if rule is None:
-            yield tie.target, Outcome(Fate.REFUSED, f"llama.cpp cannot convert {architecture or 'this class'}")
-        elif seen.nested:
+            refused = Outcome(Fate.REFUSED, f"llama.cpp cannot convert {architecture or 'this class'}")
+            yield tie.target, None if declaration.inferred else refused
+            continue
+        tables = _tables(declaration, tie, rule["gguf"])
+        lacking = [key for key in rule.get("needs", ()) if key not in seen.config_keys]
+        if seen.nested:
             yield tie.target, takes_no_dictionary()
+        elif declaration.prefixed:
+            yield tie.target, Outcome(Fate.REFUSED, f"the converter does not know {min(declaration.prefixed)}")
+        elif lacking:
+            yield tie.target, Outcome(Fate.REFUSED, f"the converter needs {lacking[0]} in config.json")
+        elif tie.target.endswith("bias") and rule["head_when_missing"] == "none":
+            yield tie.target, Outcome(Fate.DROPPED, NO_HEAD)
+        elif not any(table in seen.stored for table in tables):
+            yield tie.target, Outcome(Fate.REFUSED, f"{tie.source} is not stored")
+        elif refusal := misfit(seen, "transformers-5", among=tables):
+            yield tie.target, refusal
         elif rule["head_when_missing"] == "none":
-            yield tie.target, Outcome(Fate.DROPPED, "converted to an embedding model, without a head")
+            yield tie.target, Outcome(Fate.DROPPED, NO_HEAD)
         elif tie.target != declaration.head:
-            yield tie.target, always_tied(tie, seen, "llama.cpp has one table for both")
+            yield tie.target, _other_table(tie, seen, tables)
         else:
-            yield tie.target, _llama_cpp_head(declared, seen, rule["head_when_stored"], rule["head_when_missing"])
+            yield tie.target, _head(declared, seen, rule["head_when_stored"], rule["head_when_missing"])
 
 
-def _llama_cpp_head(declared: DeclaredTie, seen: StoredFacts, stored: str, missing: str) -> Outcome | None:
+def _tables(declaration: Declaration, tie: Tie, gguf: str) -> tuple[str, ...]:
+    """The names that the converter takes the table from, in the order of a file."""
+    if gguf not in ONE_TABLE:
+        return (tie.source,)
+    others = (one.tie.target for one in declaration.ties if one.tie.target != declaration.head)
+    return tuple(sorted({tie.source, *others}))
+
+
+def _other_table(tie: Tie, seen: StoredFacts, tables: tuple[str, ...]) -> Outcome | None:
+    """The outcome of a tie between two input embeddings: the first stored one serves as both."""
+    used = next((table for table in tables if table in seen.stored), tie.source)
+    if used == tie.source or used not in tables:
+        return always_tied(tie, seen, "llama.cpp has one table for both")
+    if tie.target not in seen.stored:
+        return Outcome(Fate.TIED, f"llama.cpp has one table for both: {used}")
+    equal = tie.target == used or seen.are_equal(tie.target, used)
+    if equal is None:
+        return None
+    return Outcome(Fate.TIED if equal else Fate.DROPPED, f"llama.cpp has one table for both: {used}, the first stored")
+
+
+def _head(declared: DeclaredTie, seen: StoredFacts, stored: str, missing: str) -> Outcome | None:
     tie = declared.tie
-    if tie.source not in seen.stored:
-        return Outcome(Fate.REFUSED, f"{tie.source} is not stored")
     there = tie.target in seen.stored
     if there and stored == "refused":
         return Outcome(Fate.REFUSED, "the converter does not accept a stored head")
-    if there and stored == "kept":
-        return Outcome(Fate.KEPT, "converted to output.weight, whatever the flag says")
-    if there and stored == "dropped-if-flag" and not asked_of_newest(declared):
-        return Outcome(Fate.KEPT, f"{declared.flag}: converted to output.weight")
+    if there and (stored == "kept" or (stored == "dropped-if-flag" and not asked_of_newest(declared))):
+        whatever = "whatever the flag says" if stored == "kept" else str(declared.flag)
+        return misfit(seen, "transformers-5", among=(tie.target,)) or Outcome(
+            Fate.KEPT, f"converted to output.weight, {whatever}"
+        )
     if missing == "refused":
         return Outcome(Fate.REFUSED, "the runtime requires output.weight, which the converter does not write")
     if not there:
@@ -54,5 +107,8 @@ def _llama_cpp_head(declared: DeclaredTie, seen: StoredFacts, stored: str, missi
     if equal is None:
         return None
     if stored == "dropped-if-equal" and not equal:
-        return Outcome(Fate.KEPT, "converted to output.weight, because it differs")
-    return always_tied(tie, seen, "the converter drops the stored head")
+        return misfit(seen, "transformers-5", among=(tie.target,)) or Outcome(
+            Fate.KEPT, "converted to output.weight, because it differs"
+        )
+    equal = equal or seen.equal_when_cast.get(tie, False)
+    return Outcome(Fate.TIED if equal else Fate.DROPPED, "the converter drops the stored head")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,6 +23,7 @@ __all__ = [
     "misfit",
     "neither",
     "odd_flag",
+    "refused_together",
     "takes_no_dictionary",
 ]
 
@@ -59,6 +60,8 @@ class StoredFacts:
     safetensors: bool
     nested: bool
     """Whether the pickle holds its tensors in a dictionary inside its dictionary, where no loader looks."""
+    config_keys: frozenset[str]
+    """The keys at the top of config.json."""
     dtype_stated: bool
     """Whether the config says which dtype to load."""
 
@@ -112,10 +115,21 @@ def asked_of_newest(declared: DeclaredTie) -> bool:
     return declared.asked[max(declared.asked)] if declared.asked else bool(declared.flag.value)
 
 
-def misfit(seen: StoredFacts, loader: str) -> Outcome | None:
-    """The refusal of a loader whose model has other shapes than stored tensors; `None` if all fit."""
+def misfit(seen: StoredFacts, loader: str, *, among: Collection[str] | None = None) -> Outcome | None:
+    """The refusal of a loader whose model has other shapes than stored tensors; `None` if all fit.
+
+    `among`: the tensors whose shape it checks; all, if not given.
+    """
     names = seen.misfits.get(loader, frozenset())
+    names = names if among is None else names & frozenset(among)
     return Outcome(Fate.REFUSED, f"size mismatch: {', '.join(sorted(names))}") if names else None
+
+
+def refused_together(outcomes: Result) -> Result:
+    """The outcomes, all refused if one is: the loader refuses a whole checkpoint."""
+    listed = tuple(outcomes)
+    refusal = next((outcome for _, outcome in listed if outcome and outcome.fate is Fate.REFUSED), None)
+    return [(target, refusal or outcome) for target, outcome in listed]
 
 
 def odd_flag(declaration: Declaration) -> Outcome | None:

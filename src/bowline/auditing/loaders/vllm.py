@@ -1,6 +1,12 @@
-"""Predicts what vLLM from 0.29 on does with each tie, by the rules in its source (read in 0.33.0), without loading."""
+"""Predicts what vLLM from 0.29 on does with each tie, by the rules in its source.
+
+`make sweep-vllm` compares every prediction of this file with a real load.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from bowline.auditing.loaders.outcome import (
     Fate,
@@ -12,21 +18,46 @@ from bowline.auditing.loaders.outcome import (
     misfit,
     neither,
     odd_flag,
+    refused_together,
     takes_no_dictionary,
 )
 from bowline.families.declaration import Declaration, DeclaredTie
 from bowline.families.loader_tables import loader_table
+from bowline.families.resolver import FLAG
+from bowline.families.transformers_table import load_table
 
 __all__ = ["vllm"]
 
+TEXT_FLAG = f"text_config.{FLAG}"
+CONFIGS = "transformers-5"
+"""vLLM reads configs by the classes of this version."""
+
+
+class _Flag(NamedTuple):
+    """The flag as vLLM takes it.
+
+    `tied`: whether the class shares the embedding. `looks`: whether vLLM looks for a stored head, to untie it.
+    """
+
+    tied: bool
+    looks: bool
+
 
 def vllm(declaration: Declaration, seen: StoredFacts) -> Result:
-    """Predicts vLLM from 0.29: a stored `lm_head.weight` in safetensors outranks the flag, and is tied if equal."""
+    """Predicts vLLM from 0.29: a stored `lm_head.weight` in safetensors outranks the flag, and is tied if equal.
+
+    A load is refused as a whole, so one refusal holds for every tie.
+    """
+    return refused_together(_each_tie(declaration, seen))
+
+
+def _each_tie(declaration: Declaration, seen: StoredFacts) -> Iterator[tuple[str, Outcome | None]]:
     known = loader_table("vllm")
     architecture = declaration.architecture
     native, backend = architecture in known["architectures"], architecture in known["transformers_backend"]
     for declared in declaration.ties:
         tie = declared.tie
+        is_head = tie.target == declaration.head
         if not (native or backend):
             unknown = declaration.inferred  # remote code may run on vLLM's transformers backend
             yield tie.target, None if unknown else Outcome(Fate.REFUSED, f"vLLM has no class {architecture}")
@@ -34,51 +65,92 @@ def vllm(declaration: Declaration, seen: StoredFacts) -> Result:
             yield tie.target, refusal
         elif seen.nested:
             yield tie.target, takes_no_dictionary()
-        elif refusal := misfit(seen, "transformers-5"):
+        elif declaration.prefixed:
+            yield tie.target, Outcome(Fate.REFUSED, f"vLLM does not know {min(declaration.prefixed)}")
+        elif refusal := misfit(seen, CONFIGS, among=(tie.source,)):
             yield tie.target, refusal
+        elif architecture in known["embedding_models"]:
+            yield tie.target, Outcome(Fate.DROPPED, "loaded as an embedding model, without a head")
         elif architecture == "BertForMaskedLM":
-            yield tie.target, _vllm_bert(declared, seen)
-        elif tie.target != declaration.head:
+            yield tie.target, _bert(declared, seen)
+        elif not is_head:
             yield tie.target, Outcome(Fate.REFUSED, "vLLM does not support this tie")
         elif architecture in known["always_tied"]:
-            yield tie.target, always_tied(tie, seen, "vLLM always ties this class")
-        elif architecture in known["refuses_stored_head"]:
-            refused = Outcome(Fate.REFUSED, "vLLM's class has no parameter for a stored head")
-            yield tie.target, refused if tie.target in seen.stored else always_tied(tie, seen, "shares the embedding")
+            yield tie.target, _without_head(declared, seen)
+        elif architecture in known["refuses_stored_head"] and tie.target in seen.stored:
+            yield tie.target, Outcome(Fate.REFUSED, "vLLM's class has no parameter for a stored head")
         else:
-            never = architecture in known["never_tied"]
-            yield tie.target, _vllm_by_flag(declared, seen, asked=asked_of_newest(declared) and not never)
+            yield tie.target, _by_flag(declared, seen, _flag(declaration, declared))
 
 
-def _vllm_by_flag(declared: DeclaredTie, seen: StoredFacts, *, asked: bool) -> Outcome | None:
-    tie, flag = declared.tie, str(declared.flag)
+def _flag(declaration: Declaration, declared: DeclaredTie) -> _Flag:
+    """The flag at the top and in the text config, as the class reads it.
+
+    vLLM looks for a stored head if the flag at the top is true. Most classes with a text config get the top's flag
+    copied into it; the others read the text config's own.
+    """
+    known = loader_table("vllm")
+    family = load_table().family(declaration.family or "")
+    defaults = family.flags.get(CONFIGS, {}) if family else {}
+    asked = asked_of_newest(declared)
+    if TEXT_FLAG in declaration.levels or TEXT_FLAG in defaults:
+        top, text = (declaration.levels.get(path, defaults.get(path)) for path in (FLAG, TEXT_FLAG))
+        own = declaration.architecture in known["reads_text_flag"] or top is None
+        asked, looks = bool(text if own else top), bool(top)
+    else:
+        looks = asked
+    return _Flag(tied=asked and declaration.architecture not in known["never_tied"], looks=looks)
+
+
+def _by_flag(declared: DeclaredTie, seen: StoredFacts, flag: _Flag) -> Outcome | None:
+    tie, stated = declared.tie, str(declared.flag)
     target_there, source_there = tie.target in seen.stored, tie.source in seen.stored
-    if not asked:
-        if target_there:
-            return Outcome(Fate.KEPT, f"{flag}: loaded as stored")
-        return Outcome(Fate.RANDOM, f"{flag}, and it is not stored: left uninitialised, without a warning")
+    noticed = flag.looks and tie.target.endswith("lm_head.weight") and seen.safetensors
     if not target_there:
-        return Outcome(Fate.TIED, f"{flag}: shares {tie.source}") if source_there else neither()
-    noticed = tie.target.endswith("lm_head.weight") and seen.safetensors
-    if not source_there:
-        if noticed:
+        if not flag.tied:
+            return Outcome(Fate.RANDOM, f"{stated}, and it is not stored: left uninitialised, without a warning")
+        return Outcome(Fate.TIED, f"{stated}: shares {tie.source}") if source_there else neither()
+    if noticed or not flag.tied:
+        if refusal := misfit(seen, CONFIGS, among=(tie.target,)):
+            return refusal
+        if not source_there:
             return Outcome(Fate.KEPT, f"loaded; {tie.source} is left uninitialised")
+        if not noticed:
+            return Outcome(Fate.KEPT, f"{stated}: loaded as stored")
+    elif not source_there:
         return Outcome(Fate.REFUSED, f"{tie.source} is not stored")
     equal = seen.equal.get(tie)
     if equal is None:
         return None
     if equal or seen.equal_when_cast.get(tie):
-        return Outcome(Fate.TIED, f"{flag}: the stored copy is equal")
+        return Outcome(Fate.TIED, f"{stated}: the stored copy is equal")
     if noticed:
         return Outcome(Fate.KEPT, "stored and different from the embedding: left untied, with a warning")
     where = "under names that end in lm_head.weight" if seen.safetensors else "in safetensors files"
-    return Outcome(Fate.DROPPED, f"{flag}: overwritten, because vLLM looks for a stored head only {where}")
+    return Outcome(Fate.DROPPED, f"{stated}: overwritten, because vLLM looks for a stored head only {where}")
 
 
-def _vllm_bert(declared: DeclaredTie, seen: StoredFacts) -> Outcome | None:
+def _without_head(declared: DeclaredTie, seen: StoredFacts) -> Outcome | None:
+    """The outcome in a class that computes its logits with the embedding and skips a stored head of any shape."""
+    tie, why = declared.tie, "vLLM always ties this class"
+    if tie.source not in seen.stored:
+        return Outcome(Fate.RANDOM, f"{tie.source} is not stored: left uninitialised, without a warning")
+    if tie.target not in seen.stored or seen.equal_when_cast.get(tie):
+        return Outcome(Fate.TIED, why)
+    return always_tied(tie, seen, why)
+
+
+def _bert(declared: DeclaredTie, seen: StoredFacts) -> Outcome | None:
     tie = declared.tie
+    if tie.source not in seen.stored:
+        kept = Outcome(Fate.KEPT, f"loaded; {tie.source} is left uninitialised")
+        return kept if tie.target in seen.stored else neither()
     if tie.target.endswith("bias"):
-        return always_tied(tie, seen, "vLLM reads only the head's own bias")
+        equal_once_cast = tie.target in seen.stored and seen.equal_when_cast.get(tie)
+        why = "vLLM reads only the head's own bias"
+        return Outcome(Fate.TIED, why) if equal_once_cast else always_tied(tie, seen, why)
     if tie.target in seen.stored:
-        return Outcome(Fate.KEPT, "loaded as stored, whatever the flag says")
-    return Outcome(Fate.TIED, f"a copy of {tie.source}") if tie.source in seen.stored else neither()
+        return misfit(seen, CONFIGS, among=(tie.target,)) or Outcome(
+            Fate.KEPT, "loaded as stored, whatever the flag says"
+        )
+    return Outcome(Fate.TIED, f"a copy of {tie.source}")

@@ -48,8 +48,8 @@ def wrapped_names(evidence: Evidence) -> Iterator[Observation]:
         yield Observation(
             message=(
                 f"names begin with {shown(prefix)} once more than the class's (for example "
-                f"{shown(min(declaration.prefixed))}): transformers 5 removes it, transformers 4 does not and draws the "
-                "weights at random"
+                f"{shown(min(declaration.prefixed))}): transformers 5 removes it, transformers 4 draws the weights at "
+                "random, and vLLM, llama.cpp and mlx-lm refuse to load"
             ),
             help="load with transformers 5 and save again",
             tensors=tuple(sorted(declaration.prefixed))[:8],

@@ -10,10 +10,12 @@ from bowline.auditing.loaders import Fate, odd_flag
 from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import shown
+from bowline.families.gguf_names import head_when_missing
 from bowline.tie import TieState
 from bowline.wording import joined, listed
 
 CONFIG = "config.json"
+QUANTISED = "the same table"
 
 
 @rule("BW101", "tied-but-diverged", Severity.ERROR)
@@ -60,20 +62,28 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
 def untied_but_missing(evidence: Evidence) -> Iterator[Observation]:
     """The config says untied, but the head (the target of the tie) is not stored.
 
-    What: `tie_word_embeddings` is false, and the checkpoint stores only the embedding.
+    What: `tie_word_embeddings` is false, and the checkpoint stores only the embedding. Or a GGUF file stores only the
+    embedding, and its architecture is one for which llama.cpp requires `output.weight`.
 
     Why it hurts: transformers draws the head at random, and says so in one row of its load report; vLLM leaves it
-    uninitialised. The model loads and runs, but its output is noise.
+    uninitialised. The model loads and runs, but its output is noise. llama.cpp refuses such a GGUF file.
 
     Example: a model was tied at run time and saved while its config still said false. The save leaves out the shared
     head, and the next load draws a random one.
 
     Fix: `bowline audit --fix` sets the flag to true, in agreement with the stored tensors. If the head was trained,
-    this file has lost it: fetch the checkpoint that has it.
+    this file has lost it: fetch the checkpoint that has it. Convert a GGUF file again from a checkpoint with the head.
 
     Reported in: huggingface/transformers#43429, vllm-project/vllm#33359
     """
     for tie in evidence.ties:
+        if tie.state is TieState.TARGET_MISSING and evidence.gguf_file and _loaders_with(evidence, tie, Fate.REFUSED):
+            yield Observation(
+                message=f"{tie.tie.target} is not stored, but llama.cpp requires it for {_architecture(evidence)}",
+                help="convert the model again, from a checkpoint that has the head",
+                tensors=(tie.tie.target, tie.tie.source),
+                file=evidence.gguf_file,
+            )
         if tie.state is TieState.TARGET_MISSING and tie.declared.flag.value is False:
             fates = _loaders_with(evidence, tie, Fate.RANDOM)
             if fates:
@@ -168,20 +178,22 @@ def levels_disagree(evidence: Evidence) -> Iterator[Observation]:
 def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
     """A tied matrix is stored twice, with the same values.
 
-    What: the config says tied, and the file holds the tensor under both names, equal in every value.
+    What: the config says tied, and the file holds the tensor under both names, equal in every value. A GGUF file has no
+    flag: there every copy is reported, and one that looks like the same table in another type is information.
 
     Why it hurts: the copy wastes space on disk and in every download, and an edit of one tensor makes the two
-    differ. llama.cpp's converter writes both into the GGUF file.
+    differ. llama.cpp's converter writes both into the GGUF file, and its runtime holds both in memory.
 
     Example: a state dict gathered from a sharded run and saved with both names.
 
-    Fix: remove the copy from the file, and its name from the index. Saving from transformers 5 leaves it out.
+    Fix: remove the copy from the file, and its name from the index. Saving from transformers 5 leaves it out. Convert a
+    GGUF file again from a checkpoint without the copy: for most architectures llama.cpp falls back to the embedding.
 
     Reported in: vllm-project/vllm#51665
     """
     copies: dict[tuple[str, str, bool], list[StoredTensor]] = {}
     for tie in evidence.ties:
-        if tie.state is TieState.EQUAL and tie.declared.flag.value and tie.target:
+        if tie.state is TieState.EQUAL and (tie.declared.flag.value or evidence.gguf_file) and tie.target:
             copies.setdefault((tie.tie.source, tie.target.file, _is_bias(tie)), []).append(tie.target)
     for (source, file, is_bias), targets in copies.items():
         names = [target.name for target in targets]
@@ -189,11 +201,28 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
         repeat, copy = ("repeats", "copy") if len(names) == 1 else ("each repeat", "copies")
         yield Observation(
             message=f"{joined(names)} {repeat} {source} value by value: {wasted} wasted",
-            help=f"save the model again with transformers 5, which leaves the {copy} out",
+            help=(
+                _converted_without_copy(evidence)
+                if evidence.gguf_file
+                else f"save the model again with transformers 5, which leaves the {copy} out"
+            ),
             tensors=(*names, source),
             file=file,
             severity=Severity.INFO if is_bias else None,
         )
+    for tie in evidence.ties:
+        if tie.difference and tie.difference.cause.value == QUANTISED and tie.target and tie.source:
+            target, other = tie.target, tie.source
+            yield Observation(
+                message=(
+                    f"{target.name} ({target.dtype}) looks like {other.name} ({other.dtype}) in another type: "
+                    f"{_bytes(target.nbytes)} for the same table"
+                ),
+                help=_converted_without_copy(evidence),
+                tensors=(target.name, other.name),
+                file=target.file,
+                severity=Severity.INFO,
+            )
 
 
 @rule("BW106", "both-missing", Severity.ERROR, also=Severity.WARNING)
@@ -323,7 +352,7 @@ def bias_diverged(evidence: Evidence) -> Iterator[Observation]:
             tie.state is TieState.DIVERGED
             and _is_bias(tie)
             and tie.difference
-            and (tie.declared.flag.value or _loaders_with(evidence, tie, _decoders_bias_lost(tie)))
+            and (tie.declared.flag.value or "transformers" in _loaders_with(evidence, tie, _decoders_bias_lost(tie)))
         ):
             yield Observation(
                 message=(
@@ -418,6 +447,16 @@ def flag_not_boolean(evidence: Evidence) -> Iterator[Observation]:
                 severity=None if odd_flag(evidence.declaration) else Severity.WARNING,
                 flag_from_bytes=truth,
             )
+
+
+def _architecture(evidence: Evidence) -> str:
+    return f"the architecture {shown(evidence.declaration.family)}"
+
+
+def _converted_without_copy(evidence: Evidence) -> str:
+    if head_when_missing(evidence.declaration.family) != "tied":
+        return f"leave it: llama.cpp requires a stored head for {_architecture(evidence)}"
+    return "convert the model again, from a checkpoint that stores the embedding alone"
 
 
 def _is_bias(tie: TieEvidence) -> bool:
