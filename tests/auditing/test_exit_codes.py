@@ -280,13 +280,13 @@ def test_a_disk_that_fails_while_rows_are_read_is_2(
 def test_a_file_truncated_between_headers_and_rows_is_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evidence: Any = importlib.import_module("bowline.auditing.evidence_gathering")
     tied_gpt2(tmp_path)
-    resolve = evidence.resolve
+    resolve = evidence.declaration_of
 
     def cut_then_resolve(*arguments: object) -> object:
         os.truncate(tmp_path / "model.safetensors", 400)
         return resolve(*arguments)
 
-    monkeypatch.setattr(evidence, "resolve", cut_then_resolve)
+    monkeypatch.setattr(evidence, "declaration_of", cut_then_resolve)
     result = bowline("audit", tmp_path)
     assert result.exit_code == 2
     assert "but the file has 400" in result.output

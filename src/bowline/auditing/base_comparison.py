@@ -11,11 +11,11 @@ import numpy as np
 from bowline.auditing.difference import SPACING, TableDifference, explain_difference
 from bowline.auditing.progress import Progress
 from bowline.auditing.row_scan import can_scan, scan_tables
+from bowline.auditing.stated_declaration import declaration_of
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.places.byte_source import ByteSource
 from bowline.families.declaration import Declaration
-from bowline.families.resolver import resolve
 
 __all__ = ["BaseComparison", "TableComparison", "compare_with_base"]
 
@@ -104,7 +104,7 @@ def compare_with_base(
     checkpoint: Checkpoint, declaration: Declaration, base: Checkpoint, progress: Progress
 ) -> BaseComparison:
     """Compare the tables of both ends with the base's. Of tables of different lengths the common rows are compared."""
-    theirs = _ends(base, resolve(base.config, {name: tensor.shape for name, tensor in base.tensors.items()}))
+    theirs = _ends(base, declaration_of(base))
     pairs: dict[tuple[StoredTensor, StoredTensor], list[str]] = {}
     for end, tensor in _ends(checkpoint, declaration).items():
         if end in theirs:

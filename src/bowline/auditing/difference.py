@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import isnan
+from math import hypot, isnan
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from bowline.auditing.row_scan import PairScan, rounded
 from bowline.checkpoint.checkpoint import Checkpoint
+from bowline.checkpoint.formats.gguf.ggml_types import DEQUANTISED
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 
 __all__ = ["Cause", "TableDifference", "explain_difference"]
@@ -34,6 +35,17 @@ GAP_AFTER_ONE = 1000.0
 """The gap after a single one: the second of an adapter may be this much smaller, and hidden."""
 SMOOTH = 4.0
 """The first singular value of rounding is at most this multiple of the second; a large column rounds more coarsely."""
+BLOCK_NOISE = {
+    **dict.fromkeys(("F64", "F32", "F16", "BF16"), 0.004),
+    "Q8_0": 0.01,
+    "Q6_K": 0.03,
+    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), 0.065),
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "IQ4_XS"), 0.13),
+    "Q3_K": 0.25,
+    "Q2_K": 0.45,
+}
+"""The most that a type of GGUF changes a trained table, as the norm of the change over that of the table: one and a
+half times what it does to normally distributed rows."""
 SPACING = {"F64": 2.0**-52, "F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
 """Distance between neighbouring numbers at 1.0."""
 
@@ -44,6 +56,7 @@ class Cause(StrEnum):
     ADDED_TOKENS = "added tokens"
     LOW_RANK = "a merged low-rank delta"
     ROUNDING = "noise from a cast"
+    QUANTISATION = "the same table"
     SOME_ROWS = "some rows"
     ALL_ROWS = "all rows"
 
@@ -52,7 +65,8 @@ class Cause(StrEnum):
 class TableDifference:
     """The number of rows that differ, the first of them, the largest difference, and its likely cause.
 
-    `rank` is the numerical rank of a low-rank delta; `dtype` is the dtype that a cast went through.
+    `rank` is the numerical rank of a low-rank delta; `dtype` is the dtype that a cast went through, or the coarser type
+    of a table that a GGUF file has in two.
     """
 
     rows_differing: int
@@ -74,7 +88,8 @@ class TableDifference:
         return "by an unknown amount" if unknown else f"by at most {self.max_abs_difference:.3g}"
 
     def __str__(self) -> str:
-        detail = f" of rank {self.rank}" if self.rank else f" through {self.dtype}" if self.dtype else ""
+        through = "quantised to" if self.cause is Cause.QUANTISATION else "through"
+        detail = f" of rank {self.rank}" if self.rank else f" {through} {self.dtype}" if self.dtype else ""
         return f"{self.cause.value}{detail}"
 
 
@@ -93,9 +108,12 @@ def explain_difference(checkpoint: Checkpoint, pair: PairScan, source: StoredTen
         cause = Cause.ADDED_TOKENS
     elif len(source.shape) == 2:
         target_rows, source_rows = _samples(checkpoint, pair.tensor, source, where)
+        dtypes = (pair.tensor.dtype, source.dtype)
         dtype = _cast_through(target_rows, source_rows)
-        rank = None if dtype else _low_rank(target_rows, source_rows, (pair.tensor.dtype, source.dtype))
-        cause = Cause.ROUNDING if dtype else Cause.LOW_RANK if rank else cause
+        coarser = None if dtype else _quantised_to(target_rows, source_rows, dtypes)
+        rank = None if dtype or coarser else _low_rank(target_rows, source_rows, dtypes)
+        cause = Cause.ROUNDING if dtype else Cause.QUANTISATION if coarser else Cause.LOW_RANK if rank else cause
+        dtype = dtype or coarser
     return TableDifference(
         rows_differing=len(where),
         some_rows=tuple(int(row) for row in where[:ROWS_NAMED]),
@@ -138,6 +156,16 @@ def _cast_through(target: Rows, source: Rows) -> str | None:
         ):
             return dtype
     return None
+
+
+def _quantised_to(target: Rows, source: Rows, dtypes: tuple[str, str]) -> str | None:
+    """The coarser of two types of GGUF if quantisation explains the difference; `None` if it does not."""
+    if dtypes[0] == dtypes[1] or not set(dtypes) & DEQUANTISED or not source.size:
+        return None
+    noise = [BLOCK_NOISE.get(dtype, 0.0) for dtype in dtypes]
+    norm = min(float(np.linalg.norm(target)), float(np.linalg.norm(source)))
+    explained = float(np.linalg.norm(target - source)) <= hypot(*noise) * norm
+    return max(dtypes, key=lambda dtype: BLOCK_NOISE.get(dtype, 0.0)) if explained else None
 
 
 def _low_rank(target: Rows, source: Rows, dtypes: tuple[str, str]) -> int | None:

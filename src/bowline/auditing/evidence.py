@@ -10,6 +10,7 @@ from bowline.auditing.loaders import Outcome, StoredFacts, predict
 from bowline.auditing.quantised_names import in_other_form
 from bowline.auditing.shape_fit import misfits
 from bowline.auditing.tokenizer_files import TokenizerFacts
+from bowline.checkpoint.formats.gguf import GGUF_SUFFIX
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.lint import Lint
 from bowline.families.declaration import Declaration, DeclaredTie
@@ -75,6 +76,13 @@ class Evidence:
     values_read: bool
     base: BaseComparison | None = None
     """The comparison with the original checkpoint, if one was given."""
+    gguf_file: str | None = None
+    """The GGUF file whose metadata takes the place of config and tokenizer; `None` for every other format."""
+
+    @property
+    def config_file(self) -> str:
+        """The file that states what the config states."""
+        return self.gguf_file or "config.json"
 
     def fates_under(self, config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Outcome | None]]:
         """The outcomes of the same stored tensors under another config."""
@@ -98,7 +106,8 @@ def compare_headers(
 ) -> TieEvidence:
     """The state of a tie as far as headers show it: which ends are stored, and whether they could be one matrix.
 
-    The state stays `None` if an end is stored quantised, or may be in a file that was not read.
+    The state stays `None` if an end is stored quantised, or may be in a file that was not read. Two ends of a GGUF file
+    may have different types: their values are compared.
     """
     target, source = tensors.get(declared.tie.target), tensors.get(declared.tie.source)
     missing = [name for name in (declared.tie.target, declared.tie.source) if name not in tensors]
@@ -115,7 +124,7 @@ def compare_headers(
         state = TieState.SHARED if declared.flag.value else TieState.TARGET_MISSING
     elif target.same_storage(source):
         state = TieState.ALIAS
-    elif target.shape != source.shape or target.dtype != source.dtype:
+    elif target.shape != source.shape or (target.dtype != source.dtype and not target.file.endswith(GGUF_SUFFIX)):
         state = TieState.INCOMPATIBLE
     else:
         state = None

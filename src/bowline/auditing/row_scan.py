@@ -21,6 +21,7 @@ import numpy.typing as npt
 from bowline.auditing.progress import Progress
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.dtypes import BITS, decode
+from bowline.checkpoint.formats.gguf.ggml_types import DEQUANTISED
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.errors import FormatError
@@ -169,7 +170,7 @@ def scan_tables(
             PairScan(tensor=other, rows=_empty_scan(other), differs=np.zeros(rows, np.bool_)) for other in others
         ),
     )
-    step = max(1, BLOCK_BYTES * 8 // max(1, columns * BITS[first.dtype]))
+    step = max(1, BLOCK_BYTES * 8 // max(1, columns * BITS[_scanned_dtype(first)]))
     sketcher = _Sketcher.of_table(_Reader(checkpoint, first, 1)) if columns >= FEWEST_COLUMNS else None
 
     stopping = Event()
@@ -212,7 +213,8 @@ class _Reader:
         self.tensor = tensor
         self.columns = prod(tensor.shape[1:])
         self._type = _word_type(tensor)
-        self._buffer = np.empty(step * self.columns, self._type) if tensor.strides is None else None
+        stored_as_scanned = tensor.strides is None and tensor.dtype not in DEQUANTISED
+        self._buffer = np.empty(step * self.columns, self._type) if stored_as_scanned else None
 
     def words(self, start: int, stop: int) -> Words:
         if self._buffer is None:
@@ -335,8 +337,9 @@ def _compare_rows(
         apart[by_value] = _differing(reader.values(words[by_value]), other.values(beside[by_value]))
     pair.differs[block] = apart
     nan = bool(first.has_nan[block].any() or pair.rows.has_nan[block].any())
-    one_dtype = reader.tensor.dtype == other.tensor.dtype
-    shorter = None if one_dtype else min(reader.tensor.dtype, other.tensor.dtype, key=lambda dtype: BITS[dtype])
+    dtypes = {reader.tensor.dtype, other.tensor.dtype}
+    can_be_rounded = len(dtypes) > 1 and dtypes <= BITS.keys()  # not to a type of GGUF's blocks
+    shorter = min(dtypes, key=lambda dtype: BITS[dtype]) if can_be_rounded else None
     alike = shorter is None or np.array_equal(
         rounded(reader.values(words), shorter), rounded(other.values(beside), shorter)
     )
@@ -396,7 +399,12 @@ def _wide_words(words: Words) -> Words:
 
 
 def _scanned_dtype(tensor: StoredTensor) -> str:
-    """The dtype of the scanned bits. Strided tensors are decoded first: to float32 where numpy lacks their dtype."""
+    """The dtype of the scanned bits. Strided tensors are decoded first: to float32 where numpy lacks their dtype.
+
+    So are tables of GGUF's blocks.
+    """
+    if tensor.dtype in DEQUANTISED and len(tensor.shape) > 1:
+        return "F32"
     if tensor.strides is not None and tensor.dtype not in ("F64", "F32", "F16"):
         return "F32" if tensor.dtype in INFINITY_BITS else tensor.dtype
     return tensor.dtype

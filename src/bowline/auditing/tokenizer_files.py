@@ -19,7 +19,6 @@ class TokenizerFacts:
     ids: Mapping[str, int]
     files: tuple[str, ...]
     largest_id: int | None
-    largest_token: str | None
     added: frozenset[int] = frozenset()
     """Ids of tokens that were added to the vocabulary, not trained into it."""
     special: Mapping[str, str] = field(default_factory=dict)
@@ -28,13 +27,23 @@ class TokenizerFacts:
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def largest_token(self) -> str | None:
+        """The token of the largest id."""
+        return next((token for token, number in self.ids.items() if number == self.largest_id), None)
+
+    @property
     def size(self) -> int:
         """The number of rows that a table needs to hold every id: the largest id plus one."""
         return 0 if self.largest_id is None else self.largest_id + 1
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFacts | None:
-    """The tokenizer beside the weights, or `None`. A malformed file is recorded in `problems` and raises no error."""
+    """The tokenizer beside the weights, or in a GGUF file, or `None`.
+
+    A malformed file is recorded in `problems` and raises no error.
+    """
+    if checkpoint.gguf is not None:
+        return _tokens_of_gguf(checkpoint, checkpoint.gguf.file)
     ids: dict[str, int] = {}
     added_ids: set[int] = set()
     files: list[str] = []
@@ -78,11 +87,21 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFacts | None:
         ids=ids,
         files=tuple(files),
         largest_id=None if largest is None else ids[largest],
-        largest_token=largest,
         added=frozenset(added_ids),
         special=special,
         problems=problems,
     )
+
+
+def _tokens_of_gguf(checkpoint: Checkpoint, file: str) -> TokenizerFacts | None:
+    """The tokens in a GGUF file's metadata, which are decoded when a finding first needs one."""
+    try:
+        tokens = checkpoint.token_ids()
+    except CheckpointError as error:
+        return TokenizerFacts(ids={}, files=(), largest_id=None, problems={file: error.message})
+    if tokens is None:
+        return None
+    return TokenizerFacts(ids=tokens, files=(file,), largest_id=tokens.length - 1 if tokens.length else None)
 
 
 def _ids_of_tokenizer(content: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

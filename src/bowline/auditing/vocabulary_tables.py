@@ -18,8 +18,10 @@ from bowline.auditing.row_scan import PairScan, RowScan, can_scan, check_extent,
 from bowline.auditing.row_statistics import PaddingRow, TableRows, classify_padding, describe_table
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.dtypes import BITS
+from bowline.checkpoint.formats.gguf.ggml_types import BLOCKS
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.families.declaration import Declaration
+from bowline.families.gguf_names import GGUF_PADDING
 from bowline.families.transformers_table import lookup
 from bowline.geometry import GeometryReport, describe, spectrum_rows
 from bowline.tie import Tie, TieState
@@ -128,8 +130,11 @@ def _settle(checkpoint: Checkpoint, tie: TieEvidence, pairs: Mapping[Tie, PairSc
 
 def _settle_by_bytes(checkpoint: Checkpoint, tie: TieEvidence) -> TieEvidence:
     assert tie.target is not None and tie.source is not None
-    if prod(tie.target.shape[1:]) * BITS[tie.target.dtype] % 8:  # rows that end within a byte are not compared
+    if tie.target.dtype != tie.source.dtype:  # in GGUF: two types, of which one at least is not dequantised
         return tie
+    in_blocks = tie.target.dtype in BLOCKS
+    if not in_blocks and prod(tie.target.shape[1:]) * BITS[tie.target.dtype] % 8:
+        return tie  # rows that end within a byte are not compared
     if not tie.target.nbytes:
         return replace(tie, state=TieState.EQUAL)
     check_extent(tie.target)
@@ -166,7 +171,7 @@ def _has_own_rows(tie: TieEvidence) -> bool:
 
 
 def _padding(checkpoint: Checkpoint, scan: RowScan, table: TableRows, spread: float | None) -> PaddingRow | None:
-    pad = _number(checkpoint, "pad_token_id")
+    pad = _number(checkpoint, "pad_token_id" if checkpoint.gguf is None else GGUF_PADDING)
     if pad is None or pad != int(pad) or not 0 <= pad < table.rows:
         return None
     return classify_padding(checkpoint, scan, table, int(pad), spread)
@@ -176,7 +181,7 @@ def _number(checkpoint: Checkpoint, key: str) -> float | None:
     """The number that the config has for `key`, at the top or in its text config; `None` without one."""
     config = checkpoint.config or {}
     for path in (key, f"text_config.{key}"):
-        value = lookup(config, path)
+        value = config[path] if path in config else lookup(config, path)  # GGUF's keys have dots in them
         if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER:
             return value
     return None

@@ -39,14 +39,14 @@ def render_concise(run: Run) -> str:
 def _checkpoint(report: AuditReport) -> Iterator[str]:
     evidence = report.evidence
     declaration = evidence.declaration
-    what = declaration.architecture or "unknown class"
+    what = "GGUF" if evidence.gguf_file else declaration.architecture or "unknown class"
     inferred = ", inferred from names and shapes" if declaration.inferred else ""
     yield f"{evidence.location}: {what} ({declaration.family or 'unknown family'}{inferred})"
     for label, name in (("embedding", declaration.embedding), ("head", declaration.head)):
         tensor = evidence.tensors.get(name or "")
         if tensor is not None:
             yield f"  {label:<10} {tensor.name} {tensor.dtype} {list(tensor.shape)}"
-    yield f"  {'flag':<10} {declaration.flag}"
+    yield f"  {'flag':<10} {'none: a GGUF file has no flag' if evidence.gguf_file else declaration.flag}"
     if not evidence.ties:
         yield f"  {'ties':<10} none: {_why_none(evidence)}"
     ties: dict[tuple[str, ...], list[str]] = {}  # ties of one source that share everything else are shown once
@@ -89,7 +89,9 @@ def _number(count: int, noun: str) -> str:
 
 def _why_none(evidence: Evidence) -> str:
     declaration = evidence.declaration
-    if declaration.loaders:
+    if evidence.gguf_file and declaration.embedding not in evidence.tensors:
+        return f"{declaration.embedding} is not stored"
+    if evidence.gguf_file or declaration.loaders:
         return "the class has no head to tie"
     if declaration.architecture is None:
         return "the class is unknown, and names and shapes show none"

@@ -10,6 +10,7 @@ from bowline.auditing.evidence import Evidence
 from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.auditing.shape_fit import wrong_lengths
 from bowline.checkpoint.formats.strict_json import shown
+from bowline.families.gguf_names import GGUF_LOADER
 from bowline.tie import TieState
 from bowline.wording import joined, listed
 
@@ -25,31 +26,37 @@ TIED = (TieState.SHARED, TieState.ALIAS, TieState.EQUAL)
 def vocab_size_mismatch(evidence: Evidence) -> Iterator[Observation]:
     """The length of a vocabulary tensor differs from the config's `vocab_size`.
 
-    What: the tensor's vocabulary axis is longer or shorter than `vocab_size`.
+    What: the tensor's vocabulary axis is longer or shorter than `vocab_size`, in a GGUF file than the number of tokens.
 
     Why it hurts: loaders build the model from the config and refuse the tensor, or draw it at random if they are told
-    to ignore mismatched sizes.
+    to ignore mismatched sizes. llama.cpp refuses such a GGUF file.
 
     Example: an embedding was resized by hand, and its `final_logits_bias` or MLM bias was not.
 
     Fix: set `vocab_size` to the number of rows if all vocabulary tensors agree on it; otherwise resize the tensors
-    that were not resized.
+    that were not resized. Convert a GGUF file again from a checkpoint whose tokenizer and tables agree.
 
     Reported in: huggingface/transformers#35141
     """
     size = evidence.declaration.vocab_size
-    newest = max(evidence.declaration.loaders, default="")
+    newest = max(evidence.declaration.loaders, default=GGUF_LOADER if evidence.gguf_file else "")
     lengths = wrong_lengths(evidence.declaration, evidence.tensors, newest)
     wrong = {name: length for name, length in lengths.items() if length is not None}
     if size is None or not wrong:
         return
     stated = ", ".join(f"{name} has {rows}" for name, rows in wrong.items())
     together = len(wrong) == len(evidence.declaration.vocabulary) and len(set(wrong.values())) == 1
+    if evidence.gguf_file:
+        states = "has" if evidence.tokenizer else "is"
+        help = "convert the model again, from a checkpoint with a row for each token and no others"
+    else:
+        states = "is"
+        help = f"set {size.path} to {next(iter(wrong.values()))}" if together else "resize all vocabulary tensors alike"
     yield Observation(
-        message=f"{size.path} is {size.value}, but {stated}",
-        help=f"set {size.path} to {next(iter(wrong.values()))}" if together else "resize all vocabulary tensors alike",
+        message=f"{size.path} {states} {size.value}{' tokens' if states == 'has' else ''}, but {stated}",
+        help=help,
         tensors=tuple(wrong),
-        file="config.json",
+        file=evidence.config_file,
     )
 
 
@@ -91,7 +98,7 @@ def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
     """A special token id in the config has no row in the embedding.
 
     What: `pad_token_id`, `bos_token_id`, `eos_token_id` or another `*_token_id` is negative, or not less than the
-    number of rows.
+    number of rows. In a GGUF file these are `tokenizer.ggml.*_token_id`.
 
     Why it hurts: generation never stops, or padding indexes outside the table. A negative `pad_token_id` counts
     from the end: the last row silently becomes the padding row.
@@ -110,8 +117,12 @@ def special_id_out_of_range(evidence: Evidence) -> Iterator[Observation]:
         stated = listed([f"{path}: {number}" for path, number in wrong.items()], limit=8)
         yield Observation(
             message=f"{stated}, but ids run from 0 to {rows - 1}",
-            help="write the id that the tokenizer uses, or null if it has none",
-            file="config.json",
+            help=(
+                "convert the model again, with the id that the tokenizer uses"
+                if evidence.gguf_file
+                else "write the id that the tokenizer uses, or null if it has none"
+            ),
+            file=evidence.config_file,
         )
 
 
@@ -336,7 +347,8 @@ def _other_roles(evidence: Evidence, number: int) -> list[str]:
 
 def _role(path: str) -> str:
     """The role in the path of an id: `eos_token` in `text_config.eos_token_id[1]`."""
-    return path.rpartition(".")[2].partition("_id")[0]
+    role = path.rpartition(".")[2].partition("_id")[0]
+    return "pad_token" if role == "padding_token" else role  # GGUF's word
 
 
 def _why_trained(roles: list[str], head_tied: bool, *, trained: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from functools import cached_property
 
 from bowline.checkpoint.formats.gguf.header import ArrayAt
@@ -56,6 +56,14 @@ class TokenIds(Mapping[str, int]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._ids)
+
+    def items(self) -> ItemsView[str, int]:
+        """Each text with its number, as a view of the dictionary, which is faster than a mapping's own."""
+        return self._ids.items()
+
+    def values(self) -> ValuesView[int]:
+        """The numbers, as such a view."""
+        return self._ids.values()
 
     def __len__(self) -> int:
         return len(self._ids)

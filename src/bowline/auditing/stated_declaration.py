@@ -1,0 +1,20 @@
+"""The declaration of an open checkpoint: by its class and config, or by a GGUF file's metadata."""
+
+from __future__ import annotations
+
+from bowline.checkpoint.checkpoint import Checkpoint
+from bowline.checkpoint.formats.gguf.text_arrays import TOKENS
+from bowline.families.declaration import Declaration
+from bowline.families.gguf_names import gguf_declaration
+from bowline.families.resolver import resolve
+
+__all__ = ["declaration_of"]
+
+
+def declaration_of(checkpoint: Checkpoint) -> Declaration:
+    """What the checkpoint declares about its ties, by the names in its files."""
+    shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    if checkpoint.gguf is None:
+        return resolve(checkpoint.config, shapes)
+    tokens = checkpoint.gguf.text_array(TOKENS)
+    return gguf_declaration(checkpoint.gguf.plain_values, shapes, tokens.length if tokens else None)
