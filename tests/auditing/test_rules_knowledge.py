@@ -1,4 +1,4 @@
-"""BW401 to BW404 and BW408: unreadable or unknown parts of a model. Every rule has a page, a test and a near miss."""
+"""BW401 to BW404, BW408, BW409: unreadable or unknown parts of a model. Every rule has a page, a test, a near miss."""
 
 from __future__ import annotations
 
@@ -36,11 +36,21 @@ def test_bw401_a_folder_in_place_of_the_config(tmp_path: Path) -> None:
     assert codes(tmp_path) == ["BW401"]
 
 
-def test_bw401_a_config_that_is_a_link_out_of_the_directory(tmp_path: Path) -> None:
-    (tmp_path / "secret.json").write_text("{}")
-    (write(tmp_path / "model", {WTE: table()}) / "config.json").symlink_to(tmp_path / "secret.json")
-    found = one(tmp_path / "model", "BW401")
-    assert "leads out of the directory" in found.message
+def test_bw409_a_config_that_is_a_link_out_of_the_directory_is_read(tmp_path: Path) -> None:
+    shared = write(tmp_path / "shared", {}, GPT2) / "config.json"
+    (write(tmp_path / "model", {WTE: table()}) / "config.json").symlink_to(shared)
+    found = one(tmp_path / "model", "BW409")
+    assert found.message == "config.json is a link that leads out of the directory; it was read"
+    assert codes(tmp_path / "model") == ["BW409"]
+    shared.write_text("{")
+    assert codes(tmp_path / "model") == ["BW401", "BW409"]
+
+
+def test_bw409_is_not_said_of_a_link_within_the_directory(tmp_path: Path) -> None:
+    model = write(tmp_path, {WTE: table()}, GPT2)
+    (model / "config.json").rename(model / "kept.json")
+    (model / "config.json").symlink_to("kept.json")
+    assert codes(model) == []
 
 
 def test_bw401_is_not_said_of_numbers_that_python_writes(tmp_path: Path) -> None:
@@ -171,7 +181,7 @@ def test_a_code_is_given_once() -> None:
 
 
 def test_select_and_ignore_take_beginnings_in_either_case() -> None:
-    ignored = ["BW403", "bw404", "BW405", "BW406", "BW407", "BW408"]
+    ignored = ["BW403", "bw404", "BW405", "BW406", "BW407", "BW408", "BW409"]
     assert [chosen.code for chosen in select_rules(["bw40"], ignored)] == ["BW401", "BW402"]
     assert len(select_rules([], ["BW"])) == 0
 

@@ -1,7 +1,7 @@
 """Converts checkpoints by llama.cpp, loads the result in its runtime, and says what became of the head.
 
 Runs in an environment with torch, transformers and sentencepiece. LLAMA_CPP names the folder that `make
-sweep-llama-cpp` fills: `source` (with the converter) and `lib`. The made-up models have no tokenizer, so every
+sweep-llama-cpp` fills: `source` (with the converter) and `build`. The made-up models have no tokenizer, so every
 converter writes the same made-up vocabulary; the tensors go through the converter as they are. A model of the runtime
 that has no `output.weight` computes its logits with `token_embd.weight`.
 """
@@ -17,15 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-PLACE = Path(os.environ["LLAMA_CPP"])
+os.environ["GGML_NO_BACKTRACE"] = "1"  # an aborting child would start a debugger and hang
+PLACE = Path(os.environ["LLAMA_CPP"]).absolute()
 SOURCE = PLACE / "source" / "vendor" / "llama.cpp"
 sys.path[:0] = [str(SOURCE), str(SOURCE / "gguf-py")]
 
-import conversion  # noqa: E402
-import gguf  # noqa: E402
-import torch  # noqa: E402
+import conversion
+import gguf
+import torch
 
-from tools.loader_sweep.request_loop import serve  # noqa: E402
+from tools.loader_sweep.request_loop import serve
 
 COMMIT = "0c1e57098"
 """The commit of llama.cpp that llama-cpp-python 0.3.36 carries, as its change log says."""
@@ -34,7 +35,7 @@ EMBEDDING_MODELS = ("bert", "nomic-bert", "jina-bert-v2", "jina-bert-v3", "moder
 
 def bindings() -> Any:
     """The ctypes bindings of llama-cpp-python, without the rest of that package."""
-    os.environ["LLAMA_CPP_LIB_PATH"] = str(PLACE / "lib")
+    os.environ["LLAMA_CPP_LIB_PATH"] = str(PLACE / "build" / "bin")
     package = types.ModuleType("llama_cpp")
     package.__path__ = [str(PLACE / "source" / "llama_cpp")]
     sys.modules["llama_cpp"] = package

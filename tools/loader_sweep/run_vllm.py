@@ -21,6 +21,10 @@ os.environ |= {
 }
 
 import torch
+
+for missing in ("nms", "qnms"):  # torchvision's operators, which its wheel has for CUDA only; models import them
+    torch.library.define(f"torchvision::{missing}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
 import vllm
 from safetensors.torch import load_file
 from vllm.config import set_current_vllm_config

@@ -227,13 +227,16 @@ class Checkpoint(Closing):
                     message=f"no {CONFIG} beside the weights; the audit knows only names and shapes",
                 ),
             )
+        way_out = self.files.way_out(CONFIG)
+        outside = Lint(kind=LintKind.CONFIG_OUTSIDE, message=f"{CONFIG} {way_out}; it was read", files=(CONFIG,))
+        seen = () if way_out is None else (outside,)
         try:
-            content = loads(self.files.read(CONFIG), CONFIG, allow_nonfinite=True)
+            content = loads(self.files.read(CONFIG, outside=True), CONFIG, allow_nonfinite=True)
             if not isinstance(content, dict):
                 raise FormatError(f"{CONFIG}: expected an object, got {type(content).__name__}")
         except CheckpointError as error:
-            return None, (Lint(kind=LintKind.CONFIG_MALFORMED, message=error.message, files=(CONFIG,)),)
-        return content, ()
+            return None, (*seen, Lint(kind=LintKind.CONFIG_MALFORMED, message=error.message, files=(CONFIG,)))
+        return content, seen
 
     def json(self, name: str) -> Any:
         """The content of a JSON file, or `None` if the checkpoint lacks it. Raises `FormatError` on bad JSON."""

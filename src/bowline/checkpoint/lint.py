@@ -26,6 +26,7 @@ class LintKind(StrEnum):
     NESTED_TENSORS = "nested-tensors"
     CONFIG_MALFORMED = "config-malformed"
     CONFIG_MISSING = "config-missing"
+    CONFIG_OUTSIDE = "config-outside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ def _each_tie(declaration: Declaration, seen: StoredFacts) -> Iterator[tuple[str
         elif architecture in known["refuses_stored_head"] and tie.target in seen.stored:
             yield tie.target, Outcome(Fate.REFUSED, "vLLM's class has no parameter for a stored head")
         else:
-            yield tie.target, _by_flag(declared, seen, _flag(declaration, declared))
+            yield tie.target, _by_flag(architecture, declared, seen, _flag(declaration, declared))
 
 
 def _flag(declaration: Declaration, declared: DeclaredTie) -> _Flag:
@@ -102,10 +102,13 @@ def _flag(declaration: Declaration, declared: DeclaredTie) -> _Flag:
     return _Flag(tied=asked and declaration.architecture not in known["never_tied"], looks=looks)
 
 
-def _by_flag(declared: DeclaredTie, seen: StoredFacts, flag: _Flag) -> Outcome | None:
+def _by_flag(architecture: str | None, declared: DeclaredTie, seen: StoredFacts, flag: _Flag) -> Outcome | None:
     tie, stated = declared.tie, str(declared.flag)
     target_there, source_there = tie.target in seen.stored, tie.source in seen.stored
     noticed = flag.looks and tie.target.endswith("lm_head.weight") and seen.safetensors
+    known = loader_table("vllm")
+    if flag.tied and not (noticed and target_there) and architecture in known["refuses_tied"]:
+        return Outcome(Fate.REFUSED, f"{stated}, but vLLM's class takes no tied head")
     if not target_there:
         if not flag.tied:
             return Outcome(Fate.RANDOM, f"{stated}, and it is not stored: left uninitialised, without a warning")
@@ -123,6 +126,8 @@ def _by_flag(declared: DeclaredTie, seen: StoredFacts, flag: _Flag) -> Outcome |
     if equal is None:
         return None
     if equal or seen.equal_when_cast.get(tie):
+        if architecture in known["keeps_equal_copy"]:
+            return Outcome(Fate.KEPT, "loaded as stored: the class has two embeddings, and its head is not tied again")
         return Outcome(Fate.TIED, f"{stated}: the stored copy is equal")
     if noticed:
         return Outcome(Fate.KEPT, "stored and different from the embedding: left untied, with a warning")

@@ -107,3 +107,22 @@ def generation_config_malformed(evidence: Evidence) -> Iterator[Observation]:
             help="fetch the file again, or remove it",
             file="generation_config.json",
         )
+
+
+@rule("BW409", "config-outside", Severity.WARNING)
+def config_outside(evidence: Evidence) -> Iterator[Observation]:
+    """`config.json` is a link that leads out of the checkpoint.
+
+    What: the link's target is outside the directory, and outside the Hub's cache of the same repository. The audit
+    reads it, as every loader does.
+
+    Why it hurts: a copy of the directory has no config, or another one, and whoever writes the target changes the
+    model.
+
+    Example: a directory of experiments whose configs are links to one file.
+
+    Fix: put the file itself into the directory.
+    """
+    for lint in evidence.lints:
+        if lint.kind is LintKind.CONFIG_OUTSIDE:
+            yield Observation(message=lint.message, help="put the file itself into the directory", file="config.json")

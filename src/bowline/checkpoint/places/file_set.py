@@ -42,9 +42,13 @@ class FileSet(Closing, ABC):
         """A phrase that says how `name` leads out of the checkpoint, or `None` when it stays inside."""
         return None
 
-    def read(self, name: str) -> bytes:
-        """Read a whole small file."""
-        with self.open(name) as source:
+    def open_outside(self, name: str) -> ByteSource:
+        """Open a file of the checkpoint as loaders do: through a link that leads out of it too."""
+        return self.open(name)
+
+    def read(self, name: str, *, outside: bool = False) -> bytes:
+        """Read a whole small file; with `outside`, through a link that leads out of the checkpoint too."""
+        with self.open_outside(name) if outside else self.open(name) as source:
             if source.size > SMALL_FILE_LIMIT:
                 raise FormatError(
                     f"{name}: {source.size} bytes, expected at most {SMALL_FILE_LIMIT} for a file that is read whole",

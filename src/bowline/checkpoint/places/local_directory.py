@@ -18,8 +18,9 @@ __all__ = ["LocalDirectory", "directories_where"]
 class LocalDirectory(FileSet):
     """A checkpoint directory; it opens only files inside it, even if an index or a link leads outside.
 
-    The Hub's cache keeps a snapshot as links into a `blobs` directory beside it: such links stay within the
-    repository and are followed. Any other way out is refused.
+    Only `open_outside` follows such a link, for a name that the directory itself lists. The Hub's cache keeps a snapshot
+    as links into a `blobs` directory beside it: such links stay within the repository and are followed. Any other way
+    out is refused.
 
     Raises:
         NoCheckpointError: the directory does not exist.
@@ -52,6 +53,9 @@ class LocalDirectory(FileSet):
                 help="move the file itself into the directory",
             )
         return LocalFile(self.path / name, name)
+
+    def open_outside(self, name: str) -> LocalFile:
+        return LocalFile(self.path / name, name) if name in self._sizes else self.open(name)
 
     def has(self, name: str) -> bool:
         return name in self._sizes or (self.way_out(name) is None and os.path.lexists(self.path / name))
