@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bowline.auditing.adapter_evidence import AdapterEvidence
 from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.rules import Finding, Rule, Severity, all_rules
 from bowline.errors import UsageError
 from bowline.tie import TieState
 
-__all__ = ["REPORT_VERSION", "AuditReport", "findings_of", "select_rules"]
+__all__ = ["REPORT_VERSION", "AuditReport", "finding_record", "findings_of", "select_rules"]
 
 REPORT_VERSION = 1
 
@@ -48,7 +49,7 @@ class AuditReport:
                 loader: {target: outcome.reason if outcome else None for target, outcome in targets.items()}
                 for loader, targets in evidence.outcomes.items()
             },
-            "findings": [_finding(finding) for finding in self.findings],
+            "findings": [finding_record(finding) for finding in self.findings],
             "padding_row": (
                 {"id": evidence.padding.id, "class": evidence.padding.row_class.value} if evidence.padding else None
             ),
@@ -57,7 +58,7 @@ class AuditReport:
         }
 
 
-def findings_of(evidence: Evidence, rules: Iterable[Rule]) -> tuple[Finding, ...]:
+def findings_of(evidence: Evidence | AdapterEvidence, rules: Iterable[Rule]) -> tuple[Finding, ...]:
     """The findings of these rules, errors first."""
     order = list(Severity)
     found = [finding for rule in rules for finding in rule.findings(evidence)]
@@ -102,7 +103,8 @@ def _tie(tie: TieEvidence) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def finding_record(finding: Finding) -> dict[str, Any]:
+    """The entry of one finding in the JSON report."""
     return {
         "code": finding.code,
         "name": finding.name,

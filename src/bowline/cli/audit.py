@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
+from bowline.auditing.adapter_report import AdapterReport
 from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.config_fix import fix_config
 from bowline.auditing.report import FORMATS, AuditFailure, Run
 from bowline.cli.output_format import OutputFormat
 from bowline.cli.progress_bar import shown_progress
-from bowline.errors import BowlineError, ConfigError, UsageError
+from bowline.errors import BowlineError, ConfigError, NoCheckpointError, UsageError
 from bowline.wording import printable
 
 __all__ = ["audit"]
@@ -37,7 +38,10 @@ def audit(
     ] = False,
     base: Annotated[
         str | None,
-        typer.Option(help="Compare the rows of embedding and head with the original checkpoint, a PATH as above."),
+        typer.Option(
+            help="Compare the rows of embedding and head with the original checkpoint, a PATH as above. If PATH is an "
+            "adapter: its base model."
+        ),
     ] = None,
     fix: Annotated[
         bool,
@@ -52,7 +56,8 @@ def audit(
 ) -> None:
     """Check whether a checkpoint's embedding and head are tied.
 
-    Reports what the config says, what the files hold, and what each loader will do.
+    Reports what the config says, what the files hold, and what each loader will do. For a PEFT adapter: which end it
+    trains, and what a merge makes of the tie.
     """
     from bowline.auditing.audit_report import select_rules
 
@@ -62,17 +67,25 @@ def audit(
 
         check_can_save(plot)
     reports: list[AuditReport] = []
+    adapters: list[AdapterReport] = []
     failures: list[AuditFailure] = []
     for path in _expanded(paths) if recursive else paths:
         try:
-            reports.append(
-                _audit_one(path, split_codes(select), split_codes(ignore), values=values, base=base, fix=fix)
-            )
+            found = _audit_one(path, split_codes(select), split_codes(ignore), values=values, base=base, fix=fix)
+            if isinstance(found, AdapterReport):
+                adapters.append(found)
+            else:
+                reports.append(found)
         except BowlineError as error:
             failures.append(AuditFailure(path=path, message=error.message, help=error.help))
     if plot is not None:
         _draw(reports, plot)
-    run = Run(reports=tuple(reports), failures=tuple(failures), verbose=verbose or bool(select))
+    run = Run(
+        reports=tuple(reports),
+        adapters=tuple(adapters),
+        failures=tuple(failures),
+        verbose=verbose or bool(select),
+    )
     typer.echo(FORMATS[output_format.value](run))
     raise typer.Exit(run.exit_code)
 
@@ -116,11 +129,20 @@ def split_codes(options: list[str]) -> list[str]:
 
 def _audit_one(
     path: str, select: list[str], ignore: list[str], *, values: bool, base: str | None, fix: bool
-) -> AuditReport:
+) -> AuditReport | AdapterReport:
     from bowline.auditing import audit as audit_checkpoint
+    from bowline.auditing import audit_adapter
+    from bowline.auditing.adapter_place import is_adapter
 
-    with shown_progress(path) as progress:
-        report = audit_checkpoint(path, values=values, base=base, select=select, ignore=ignore, progress=progress)
+    if is_adapter(path, hub=False):
+        return audit_adapter(path, values=values, base=base, select=select, ignore=ignore)
+    try:
+        with shown_progress(path) as progress:
+            report = audit_checkpoint(path, values=values, base=base, select=select, ignore=ignore, progress=progress)
+    except NoCheckpointError:
+        if not is_adapter(path, hub=True):  # a repository of the Hub that holds no whole model
+            raise
+        return audit_adapter(path, values=values, base=base, select=select, ignore=ignore)
     if fix:
         try:
             changed = fix_config(report)

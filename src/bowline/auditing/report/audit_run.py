@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bowline.auditing.adapter_report import AdapterReport
 from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.rules import Finding
 from bowline.wording import located
@@ -31,17 +32,23 @@ class Run:
 
     reports: tuple[AuditReport, ...]
     failures: tuple[AuditFailure, ...] = ()
+    adapters: tuple[AdapterReport, ...] = ()
     verbose: bool = False
     """Whether the full report shows informational findings, not only their number."""
 
     @property
+    def all_reports(self) -> tuple[AuditReport | AdapterReport, ...]:
+        """The reports of checkpoints, then those of adapters."""
+        return (*self.reports, *self.adapters)
+
+    @property
     def findings(self) -> tuple[Finding, ...]:
         """The findings of all reports."""
-        return tuple(finding for report in self.reports for finding in report.findings)
+        return tuple(finding for report in self.all_reports for finding in report.findings)
 
     @property
     def exit_code(self) -> int:
         """0 if nothing worse than information was found, 1 for findings, 2 if a place could not be audited."""
         if self.failures:
             return 2
-        return 0 if all(report.clean for report in self.reports) else 1
+        return 0 if all(report.clean for report in self.all_reports) else 1

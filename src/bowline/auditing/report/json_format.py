@@ -17,6 +17,7 @@ def render_json(run: Run) -> str:
     record = {
         "version": REPORT_VERSION,
         "checkpoints": [report.as_dict() for report in run.reports],
+        "adapters": [report.as_dict() for report in run.adapters],
         "failures": [
             {"path": failure.path, "message": failure.message, "help": failure.help} for failure in run.failures
         ],

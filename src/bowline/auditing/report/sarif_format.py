@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from bowline import __version__
+from bowline.auditing.adapter_report import AdapterReport
 from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.report.audit_run import Run
 from bowline.auditing.rules import Finding, Severity, all_rules
@@ -53,7 +54,7 @@ def render_sarif(run: Run) -> str:
                 ],
                 "results": [
                     _result(report, finding, positions[finding.code])
-                    for report in run.reports
+                    for report in run.all_reports
                     for finding in report.findings
                 ],
             }
@@ -62,7 +63,7 @@ def render_sarif(run: Run) -> str:
     return json.dumps(record, indent=2, ensure_ascii=True)
 
 
-def _result(report: AuditReport, finding: Finding, position: int) -> dict[str, Any]:
+def _result(report: AuditReport | AdapterReport, finding: Finding, position: int) -> dict[str, Any]:
     return {
         "ruleId": finding.code,
         "ruleIndex": position,

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path, PurePath
 
+from bowline.auditing.adapter_evidence import AdapterEvidence
+from bowline.auditing.adapter_report import AdapterReport
 from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.evidence import Evidence, TieEvidence
+from bowline.auditing.report.adapter_text import adapter_lines
 from bowline.auditing.report.audit_run import Run
 from bowline.auditing.rules import Finding, Severity
 from bowline.tie import TieState
-from bowline.wording import printable
+from bowline.wording import joined, printable
 
 __all__ = ["render_concise", "render_full"]
 
@@ -23,6 +26,8 @@ def render_full(run: Run) -> str:
     lines: list[str] = []
     for report in run.reports:
         lines += [*_checkpoint(report), *_findings(report, verbose=run.verbose), ""]
+    for adapter in run.adapters:
+        lines += [*adapter_lines(adapter), *_findings(adapter, verbose=run.verbose), ""]
     return "\n".join(map(printable, [*lines, *_failures(run), _footer(run)]))
 
 
@@ -30,7 +35,7 @@ def render_concise(run: Run) -> str:
     """One line for each finding: place, code, severity and message."""
     lines = [
         f"{_place(report.evidence, finding)}: {finding.code} {finding.severity.word}: {finding.message}"
-        for report in run.reports
+        for report in run.all_reports
         for finding in report.findings
     ]
     return "\n".join(map(printable, [*lines, *_failures(run), _footer(run)]))
@@ -67,7 +72,7 @@ def _checkpoint(report: AuditReport) -> Iterator[str]:
         yield from _geometry(evidence)
 
 
-def _findings(report: AuditReport, *, verbose: bool) -> Iterator[str]:
+def _findings(report: AuditReport | AdapterReport, *, verbose: bool) -> Iterator[str]:
     """The errors, then the warnings, then the informational findings: only their number unless `verbose`."""
     for finding in report.findings:
         if verbose or finding.severity is not Severity.INFO:
@@ -153,7 +158,7 @@ def _estimate(value: float, error: float | None, decimals: int, unit: str) -> st
     return f"{scale * value:.{shown}f}{unit} ± {scale * error:.{shown}f}"
 
 
-def _place(evidence: Evidence, finding: Finding) -> str:
+def _place(evidence: Evidence | AdapterEvidence, finding: Finding) -> str:
     where = evidence.location
     if finding.file is None or PurePath(where).name == finding.file:
         return where
@@ -166,10 +171,11 @@ def _failures(run: Run) -> Iterator[str]:
 
 
 def _footer(run: Run) -> str:
-    checkpoints = _number(len(run.reports), "checkpoint")
+    places = [_number(len(run.reports), "checkpoint")] if run.reports or not run.adapters else []
+    checkpoints = joined([*places, *([_number(len(run.adapters), "adapter")] if run.adapters else [])])
     unread = f" {_number(len(run.failures), 'path')} could not be audited." if run.failures else ""
     counts = Counter(finding.severity for finding in run.findings)
-    if not run.reports:
+    if not run.all_reports:
         return unread.strip() or "Nothing was audited."
     if not counts:
         return f"Nothing found in {checkpoints}.{unread}"

@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+from bowline.auditing.adapter_evidence import AdapterEvidence
 from bowline.auditing.evidence import Evidence
 
-__all__ = ["Finding", "Observation", "Rule", "Severity", "all_rules", "rule"]
+__all__ = ["Finding", "Observation", "Rule", "Severity", "adapter_rule", "all_rules", "rule"]
 
 
 class Severity(StrEnum):
@@ -59,6 +61,7 @@ class Finding:
 
 
 Check = Callable[[Evidence], Iterable[Observation]]
+AdapterCheck = Callable[[AdapterEvidence], Iterable[Observation]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +71,11 @@ class Rule:
     code: str
     name: str
     severity: Severity
-    check: Check
+    check: Callable[[Any], Iterable[Observation]]
     also: Severity | None = None
     """The severity that some cases have instead."""
+    subject: type[Evidence] | type[AdapterEvidence] = Evidence
+    """The evidence that it reads: that of a checkpoint, or that of an adapter."""
 
     @property
     def severities(self) -> str:
@@ -87,9 +92,9 @@ class Rule:
         """The first line of the page."""
         return self.page.partition("\n")[0]
 
-    def findings(self, evidence: Evidence) -> Iterable[Finding]:
-        """The findings of this rule about one checkpoint."""
-        for seen in self.check(evidence):
+    def findings(self, evidence: Evidence | AdapterEvidence) -> Iterable[Finding]:
+        """The findings of this rule about one checkpoint or adapter; none if it is about the other kind."""
+        for seen in self.check(evidence) if isinstance(evidence, self.subject) else ():
             yield Finding(
                 code=self.code,
                 name=self.name,
@@ -109,12 +114,28 @@ def rule(code: str, name: str, severity: Severity, also: Severity | None = None)
     """Register a function as the rule `code`; some of its cases may have the severity `also`."""
 
     def register(check: Check) -> Check:
-        if code in _RULES:
-            raise ValueError(f"{code} is {_RULES[code].name} already")
-        _RULES[code] = Rule(code=code, name=name, severity=severity, check=check, also=also)
+        _add(Rule(code=code, name=name, severity=severity, check=check, also=also))
         return check
 
     return register
+
+
+def adapter_rule(
+    code: str, name: str, severity: Severity, also: Severity | None = None
+) -> Callable[[AdapterCheck], AdapterCheck]:
+    """Register a function as the rule `code` about adapters; some of its cases may have the severity `also`."""
+
+    def register(check: AdapterCheck) -> AdapterCheck:
+        _add(Rule(code=code, name=name, severity=severity, check=check, also=also, subject=AdapterEvidence))
+        return check
+
+    return register
+
+
+def _add(new: Rule) -> None:
+    if new.code in _RULES:
+        raise ValueError(f"{new.code} is {_RULES[new.code].name} already")
+    _RULES[new.code] = new
 
 
 def all_rules() -> tuple[Rule, ...]:

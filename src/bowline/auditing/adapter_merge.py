@@ -1,0 +1,184 @@
+"""What PEFT's `merge_and_unload` and Bowline's `merge_lora` make of an adapter at the ends of a tie.
+
+Each case was run for Llama, GPT-2, Gemma 3, BERT and T5 in the versions named here. tests/parity/test_adapter_merges.py
+runs them again and holds them against this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bowline.auditing.adapter_evidence import AdapterDelta, BaseModel, DeltaKind, End, Holds, Merge, MergedEnd
+from bowline.wording import joined
+
+__all__ = ["PEFTS_NAMES", "PEFT_RUN", "TRANSFORMERS_RUN", "predict_merges"]
+
+PEFT_RUN, TRANSFORMERS_RUN = "0.21.2", "5.23.0"
+"""The versions that the outcomes were seen in."""
+
+PEFTS_NAMES = ("embed_tokens", "lm_head")
+"""PEFT acts on `ensure_weight_tying` only if a target has one of these names."""
+PEFT, MERGE_LORA = "peft", "merge_lora"
+FACTORS = (DeltaKind.LORA, DeltaKind.DORA)
+UNCHANGED = "neither end changes"
+
+
+def predict_merges(
+    base: BaseModel, deltas: Sequence[AdapterDelta], *, alike: bool | None, shared_copy: bool
+) -> tuple[Merge, ...]:
+    """The outcome in each tool: on a base that is tied, on one that is not, or on both where that is not known.
+
+    `deltas` are those that PEFT loads, `alike` says whether they are one, and `shared_copy` whether PEFT makes one
+    module of all trained copies (`ensure_weight_tying`).
+    """
+    states = (True, False) if base.tied is None else (base.tied,)
+    return tuple(
+        merge
+        for tied in states
+        for merge in (
+            (_peft_tied(base, deltas, alike, shared_copy), _ours_tied(base, deltas, alike, shared_copy))
+            if tied
+            else _untied(base, deltas)
+        )
+    )
+
+
+def _untied(base: BaseModel, deltas: Sequence[AdapterDelta]) -> tuple[Merge, Merge]:
+    """Each module gets its own change. Trained rows at a head that has a bias are trained without it."""
+    changed = {delta.place.module for delta in deltas}
+    known = not any(delta.kind is DeltaKind.OTHER for delta in deltas)
+    ends = tuple(
+        MergedEnd(
+            place=place,
+            holds=(Holds.OWN if known else Holds.OPEN) if place.module in changed else Holds.BASE,
+        )
+        for place in base.places
+    )
+    loses_bias = base.head_bias and any(
+        delta.kind is DeltaKind.ROWS and delta.place.end is End.HEAD for delta in deltas
+    )
+    text = UNCHANGED if not deltas else "each end gets its own change" if known else "not known for this method"
+    if loses_bias:
+        text += "; the head's bias, which PEFT leaves out while the adapter is on, counts again"
+    exact = None if not known else not loses_bias
+    peft, ours = (
+        Merge(tool=tool, tied_base=False, ends=ends, tie_stays=None, exact=exact, text=text)
+        for tool in (PEFT, MERGE_LORA)
+    )
+    return peft, ours
+
+
+def _peft_tied(base: BaseModel, deltas: Sequence[AdapterDelta], alike: bool | None, shared_copy: bool) -> Merge:
+    kinds = {delta.kind for delta in deltas}
+    changed = {delta.place.module for delta in deltas}
+    words = joined([delta.place.module for delta in deltas])
+    if not deltas:
+        return _peft(base, Holds.BASE, UNCHANGED + ", and the tie stays", stays=True, exact=True)
+    if DeltaKind.OTHER in kinds or (len(kinds) > 1 and kinds != set(FACTORS)):
+        return _peft(base, Holds.OPEN, "not known: this was not run", stays=None, exact=None)
+    if kinds <= set(FACTORS):
+        if len(deltas) == 1:
+            text = (
+                f"the shared matrix gets the change of {words}, so it reaches {base.others(words)}; the flag stays true"
+            )
+            return _peft(base, Holds.OTHERS, text, stays=True, exact=False, own=changed)
+        if alike is None:
+            text = f"the shared matrix gets the changes of {words} one after the other; the flag stays true"
+            return _peft(base, Holds.OPEN, text, stays=True, exact=False)
+        if alike and kinds == {DeltaKind.LORA}:
+            times = "twice" if len(deltas) == 2 else f"{len(deltas)} times"
+            return _peft(
+                base,
+                Holds.REPEATED,
+                f"the shared matrix gets the one change {times}, once for each of {words}; the flag stays true",
+                stays=True,
+                exact=False,
+            )
+        text = f"the shared matrix gets the changes of {words} one after the other; the flag stays true"
+        return _peft(base, Holds.SUM, text, stays=True, exact=False)
+    if kinds == {DeltaKind.COPY}:
+        if shared_copy:
+            return _peft(
+                base, Holds.OWN, "both ends get the one trained copy, and the tie stays", stays=True, exact=True
+            )
+        return _parted_copies(base, changed, words)
+    return _rows(base, deltas, alike, changed, words)
+
+
+def _parted_copies(base: BaseModel, changed: set[str], words: str) -> Merge:
+    """Trained copies part the ends; a bias that the same flag ties is then lost at the next load, unless copied too."""
+    text = f"{words} becomes its own matrix; the tie is undone and the flag set to false"
+    if len(changed) > 1:
+        text = f"{words} become matrices of their own; the tie is undone and the flag set to false"
+    loses_bias = base.bias_tied and not any(place.module in changed for place in base.places if place.end is End.HEAD)
+    unused = sorted(changed & base.unused)
+    if loses_bias:
+        text += "; the flag tied the head's bias too, which is stored once: the next load draws it afresh"
+    if unused:
+        text += f"; the next load ties the modules that look tokens up to {unused[0]}"
+    return _peft(base, Holds.BASE, text, stays=False, exact=not loses_bias and not unused, own=changed)
+
+
+def _rows(base: BaseModel, deltas: Sequence[AdapterDelta], alike: bool | None, changed: set[str], words: str) -> Merge:
+    """Trained rows: PEFT gives every end the rows of the input embedding, and only those."""
+    bias = "; the head's bias, which PEFT leaves out while the adapter is on, counts again" if base.head_bias else ""
+    of_source = [delta for delta in deltas if delta.place is base.source]
+    if (len(deltas) == 1 and of_source) or alike:
+        text = f"every end gets the trained rows, and the tie stays{bias}"
+        return _peft(base, Holds.OWN, text, stays=True, exact=not base.head_bias)
+    if len(deltas) == 1:
+        text = f"the rows of {words} are written into the shared matrix, so they reach {base.others(words)}{bias}"
+        return _peft(base, Holds.OTHERS, text, stays=True, exact=False, own=changed)
+    text = f"the rows of {words} are written into the shared matrix one after the other; the last written stays{bias}"
+    return _peft(base, Holds.ROWS_OF_SEVERAL, text, stays=True, exact=False)
+
+
+def _peft(
+    base: BaseModel, holds: Holds, text: str, *, stays: bool | None, exact: bool | None, own: set[str] | None = None
+) -> Merge:
+    """A merge by PEFT: every place `holds` that, those in `own` their own change."""
+    ends = tuple(
+        MergedEnd(place=place, holds=Holds.OWN if own and place.module in own else holds) for place in base.places
+    )
+    return Merge(tool=PEFT, tied_base=True, ends=ends, tie_stays=stays, exact=exact, text=text)
+
+
+def _ours_tied(base: BaseModel, deltas: Sequence[AdapterDelta], alike: bool | None, shared_copy: bool) -> Merge:
+    """`merge_lora` keeps a tie whose ends are trained alike, and otherwise refuses or, on request, parts them."""
+    changed = {delta.place.module for delta in deltas}
+    kinds = {delta.kind for delta in deltas}
+    rows = kinds == {DeltaKind.ROWS}
+    everywhere = len(changed) == len(base.places)
+    one = (
+        not deltas
+        or (kinds == {DeltaKind.COPY} and shared_copy)
+        or (rows and ((len(deltas) == 1 and deltas[0].place is base.source) or (everywhere and alike is True)))
+        or (everywhere and alike is True and kinds == {DeltaKind.LORA})
+    )
+    bias = rows and base.head_bias
+    after = "; the head's bias, which PEFT leaves out while the adapter is on, counts again" if bias else ""
+    if one:
+        holds = Holds.OWN if deltas else Holds.BASE
+        text = "every end gets the one change once, and the tie stays" if deltas else UNCHANGED + ", and the tie stays"
+        stays: bool | None = True
+    elif alike is None and len(deltas) > 1 and kinds <= {DeltaKind.LORA, DeltaKind.ROWS}:
+        holds, stays = Holds.OPEN, None
+        text = 'keeps the tie if the ends carry the same values, and otherwise refuses; on_tie="untie" parts them'
+    else:
+        holds, stays = Holds.BASE, False
+        text = (
+            'refuses, since one matrix cannot hold both ends; on_tie="untie" gives each end its own and sets the flag '
+            "to false"
+        )
+    ends = tuple(
+        MergedEnd(place=place, holds=Holds.OWN if not one and place.module in changed and stays is False else holds)
+        for place in base.places
+    )
+    return Merge(
+        tool=MERGE_LORA,
+        tied_base=True,
+        ends=ends,
+        tie_stays=stays,
+        exact=None if stays is None else not bias,
+        text=text + after,
+    )
