@@ -177,6 +177,7 @@ CASES = [
     Case(
         "llama", {"target_modules": [E_], "use_dora": True}, "own others stays wrong", "own base parted exact", "BW501"
     ),
+    Case("llama", LORA_BOTH | {"use_dora": True}, "sum sum stays wrong", PARTED, "BW502"),
     Case("llama", LORA_BOTH | {"use_dora": True} | TIE, "sum sum stays wrong", PARTED, "BW502"),
     Case(
         "llama",
@@ -266,6 +267,7 @@ CASES = [
     # T5: four modules of one matrix, of which `shared` is not called
     Case("t5", {"target_modules": [H_]}, "others own stays wrong", "base own parted exact", "BW501"),
     Case("t5", {"target_modules": ["shared"]}, "own others stays wrong", "own base parted exact", "BW501 BW507"),
+    Case("t5", {"target_modules": [H_]} | TIE, "own others stays wrong", "own base parted exact", "BW501 BW507 BW524"),
     Case("t5", {"target_modules": [E_]}, "sum sum stays wrong", "base base parted exact", "BW502"),
     Case(
         "t5",

@@ -52,7 +52,9 @@ def adapter_kind(files: FileSet) -> FileKind:
     what = "a PEFT adapter" + (f" ({shown(kind)[1:-1]})" if isinstance(kind, str) else "")
     whole = f"for {shown(base)}" if isinstance(base, str) and base else "whose base is not stated"
     return FileKind(
-        f"{what} {whole}", "give the base model; or merge the adapter into it, and give the result with --base BASE"
+        f"{what} {whole}",
+        "give the base model; `bowline audit` and bowline.auditing.audit_adapter audit the adapter itself, and --base "
+        "BASE compares a merged model with its base",
     )
 
 
