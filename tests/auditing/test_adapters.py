@@ -405,6 +405,53 @@ def test_bw529_copies_of_the_bases_table(tmp_path: Path) -> None:
     assert f"{table().nbytes:,} bytes" in found.message
 
 
+def test_bw527_another_class_of_the_family_is_no_other_base(tmp_path: Path) -> None:
+    place = adapter(tmp_path, lora(LAYER), auto_mapping={"base_model_class": "LlamaForSequenceClassification"})
+    assert codes(audit_adapter(place, base=llama(tmp_path))) == []
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_bw530_a_value_that_is_not_finite(tmp_path: Path, value: float) -> None:
+    broken = {name: tensor.copy() for name, tensor in lora(LAYER).items()}
+    broken[f"{BASE}{LAYER}.lora_B.weight"][3, 2] = value
+    report = audited(tmp_path, broken)
+    assert codes(report) == ["BW530"]
+    assert only(report, "BW530").tensors == (f"{BASE}{LAYER}.lora_B.weight",)
+    assert codes(audited(tmp_path, broken, values=False)) == []
+
+
+def test_bw531_a_delta_that_was_never_trained(tmp_path: Path) -> None:
+    untrained = {**lora(LAYER), f"{BASE}{LAYER}.lora_B.weight": np.zeros((WIDTH, RANK), np.float32)}
+    assert codes(audited(tmp_path, untrained)) == ["BW531"]
+    some = audited(
+        tmp_path, {**untrained, **lora(LAYER.replace("q_proj", "v_proj"))}, target_modules=["q_proj", "v_proj"]
+    )
+    assert only(some, "BW531").severity is Severity.INFO
+    fresh = {**of_embedding(), f"{BASE}{EMBED}.lora_embedding_A": np.zeros((RANK, ROWS), np.float32)}
+    assert only(audited(tmp_path, fresh), "BW531").severity is Severity.WARNING
+    dora = {**untrained, f"{BASE}{LAYER}.lora_magnitude_vector": table(1)[0]}
+    assert codes(audited(tmp_path, dora)) == []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"task_type": "SEQ_CLS"}, {"auto_mapping": {"base_model_class": "LlamaForSequenceClassification"}}],
+    ids=["task", "class"],
+)
+def test_a_task_without_an_output_head_has_no_tie(tmp_path: Path, config: dict[str, Any]) -> None:
+    report = audited(tmp_path, of_embedding(), **config)
+    assert codes(report) == []
+    assert re.search(r"trains the embedding \(model\.embed_tokens\); the model .* has no output head$", report.sentence)
+    alone = audit_adapter(adapter(tmp_path, of_embedding(), **config))
+    assert codes(alone) == []
+
+
+def test_codes_of_a_quantised_base_are_not_held_against_the_deltas(tmp_path: Path) -> None:
+    packed: Any = {f"{EMBED}.weight": table(), f"{LAYER}.weight": np.zeros((32, 1), np.uint8)}
+    base = write(tmp_path / "base", packed, TIED_LLAMA)
+    assert codes(audit_adapter(adapter(tmp_path, lora(LAYER)), base=base)) == []
+
+
 # --- the command ----------------------------------------------------------------------------------------------------
 
 

@@ -86,6 +86,7 @@ LAYER = "model.layers.0.self_attn.q_proj"
         ("lm_head.trainable_tokens_delta", Part.TOKENS, "lm_head", "weight"),
         ("lm_head.base_layer.weight", Part.BASE, "lm_head", "weight"),
         ("lm_head.base_layer.bias", Part.BASE, "lm_head", "bias"),
+        ("mlp.experts.base_layer.lora_A.weight", Part.LORA_A, "mlp.experts", "weight"),
         ("model.embed_tokens.weight", Part.BASE, "model.embed_tokens", "weight"),
         ("lm_head.lora_C.weight", Part.UNKNOWN, "lm_head.lora_C", "weight"),
         ("lm_head.lora_A", Part.UNKNOWN, "lm_head", "weight"),
@@ -155,6 +156,7 @@ def test_targets_and_saved_modules_are_named_by_the_end_of_their_path() -> None:
     config = configured(modules_to_save=["score"])
     assert config.targets(LAYER) is True
     assert config.targets("model.embed_tokens") is False
+    assert configured(target_modules=None).targets(LAYER) is None
     assert config.saves("score")
     assert config.saves("score.dense")
     assert not config.saves("lm_head")

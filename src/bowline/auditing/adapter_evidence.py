@@ -136,6 +136,8 @@ class BaseModel:
     head_bias: bool
     bias_tied: bool
     """Whether the head's bias is tied to another one by the flag that ties the head."""
+    headless: str | None = None
+    """The task or the class of the model that was adapted, if that has no output head."""
     unused: frozenset[str] = frozenset()
     """Modules of the matrix that the model does not call: others look the tokens up."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -198,6 +200,10 @@ class AdapterEvidence:
     """Whether all loaded deltas are one: the same values at each end. `None` if there are not several, or not read."""
     merges: tuple[Merge, ...]
     values_read: bool
+    not_finite: tuple[str, ...] = ()
+    """Tensors of deltas that have a NaN or an infinity."""
+    zero: tuple[str, ...] = ()
+    """Modules whose LoRA is 0 because one of its factors is."""
 
     @property
     def rows_of_all_ends(self) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from bowline.checkpoint.formats.peft_adapter import (
     read_adapter,
 )
 from bowline.checkpoint.formats.strict_json import shown
+from bowline.checkpoint.places.byte_source import ByteSource
 from bowline.checkpoint.places.file_set import FileSet
 from bowline.errors import CheckpointError
 from bowline.families.declaration import Declaration
@@ -42,6 +44,8 @@ LORA_PARTS = frozenset({Part.LORA_A, Part.LORA_B, Part.EMBEDDING_A, Part.EMBEDDI
 USUAL_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "shared", "tok_embeddings", "embed_in", "word_embedding")
 USUAL_HEADS = ("lm_head", "embed_out", "output_projection", "proj_out", "predictions.decoder", "lm_head.decoder")
 """The last parts of the paths of embeddings and heads, for a base whose class is not known."""
+HEADLESS_TASKS = frozenset({"SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION"})
+"""PEFT's task types whose models have no output head over the vocabulary."""
 MOST_VALUES = 256 << 20
 """Factors of two ends that together have more bytes than this are not compared."""
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -54,13 +58,14 @@ def gather_adapter(files: FileSet, *, values: bool = True, base: Checkpoint | No
     machine. With `values=False` what the two ends carry is not compared.
     """
     adapter = read_adapter(files)
-    model = _base_model(adapter, base, values=values)
+    model = _as_adapted(_base_model(adapter, base, values=values), adapter.config)
     deltas = tuple(_deltas(adapter, model))
     loaded = [delta for delta in deltas if delta.loaded is not False]
     retied = _retied(adapter.config, model)
     copies = [delta for delta in loaded if delta.kind is DeltaKind.COPY]
     shared_copy = retied is Part.SAVED and len(copies) > 1
     alike = _alike(files, loaded, adapter.config) if values and len(loaded) > 1 else None
+    not_finite, zero = _odd_values(files, adapter, loaded) if values else ((), ())
     known = {tensor for delta in deltas for tensor in delta.tensors}
     others = {
         tensor.module: tensor.module.rpartition(".")[2]
@@ -76,6 +81,8 @@ def gather_adapter(files: FileSet, *, values: bool = True, base: Checkpoint | No
         alike=alike,
         merges=predict_merges(model, loaded, alike=alike, shared_copy=shared_copy),
         values_read=values,
+        not_finite=not_finite,
+        zero=zero,
     )
 
 
@@ -97,6 +104,26 @@ def _base_model(adapter: Adapter, given: Checkpoint | None, *, values: bool) -> 
         return _unknown_base(adapter, f"its base model cannot be read: {error.message}")
 
 
+def _as_adapted(base: BaseModel, config: AdapterConfig) -> BaseModel:
+    """The base without its head, if the adapter is for a task or a class that has none."""
+    facts = load_table().architecture(config.base_class) if config.base_class else None
+    if config.task in HEADLESS_TASKS:
+        headless = config.task
+    elif facts is not None and facts.newest.head is None:
+        headless = facts.name
+    else:
+        return base
+    places = tuple(place for place in base.places if place.end is not End.HEAD)
+    return replace(
+        base,
+        places=places,
+        tied=base.tied if len(places) > 1 else False,
+        head_bias=False,
+        bias_tied=False,
+        headless=headless,
+    )
+
+
 def _known_base(checkpoint: Checkpoint, *, values: bool, given: bool) -> BaseModel:
     evidence = gather(checkpoint, values=False)
     main = evidence.main_tie
@@ -111,7 +138,7 @@ def _known_base(checkpoint: Checkpoint, *, values: bool, given: bool) -> BaseMod
     head = declaration.head.removesuffix(".weight") if declaration.head else None
     bias = f"{head}.bias"
     bias_tie = next((one for one in evidence.ties if one.tie.target == bias), None)
-    shapes = {name: tensor.shape for name, tensor in evidence.tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in evidence.tensors.items() if tensor.dtype in FLOATS}
     return BaseModel(
         location=checkpoint.location,
         given=given,
@@ -120,11 +147,11 @@ def _known_base(checkpoint: Checkpoint, *, values: bool, given: bool) -> BaseMod
         architecture=declaration.architecture,
         places=places,
         tied=tied,
-        head_bias=head is not None and (bias in shapes or bias_tie is not None),
+        head_bias=head is not None and (bias in evidence.tensors or bias_tie is not None),
         bias_tied=bias_tie is not None,
         unused=_unused(places),
         shapes=shapes,
-        modules=frozenset(_paths(shapes)),
+        modules=frozenset(_paths(evidence.tensors)),
         prefix=f"{facts.prefix}." if facts is not None and facts.prefix else "",
         renamed=bool(live),
     )
@@ -206,7 +233,7 @@ def _is_tied(evidence: Evidence) -> tuple[bool | None, str | None]:
     return None, "the base's ends were not compared"
 
 
-def _paths(names: dict[str, tuple[int, ...]]) -> Iterator[str]:
+def _paths(names: Iterable[str]) -> Iterator[str]:
     for name in names:
         parts = name.split(".")
         for end in range(1, len(parts)):
@@ -302,19 +329,48 @@ def _alike(files: FileSet, deltas: Sequence[AdapterDelta], config: AdapterConfig
         return None
     if sum(tensor.stored.nbytes for tensor in tensors) > MOST_VALUES:
         return None
-    return all(_same(files, one, other) for one, other in pairwise(deltas))
+    with files.open(tensors[0].stored.file) as source:
+        return all(_same(source, one, other) for one, other in pairwise(deltas))
 
 
-def _same(files: FileSet, one: AdapterDelta, other: AdapterDelta) -> bool:
+def _same(source: ByteSource, one: AdapterDelta, other: AdapterDelta) -> bool:
     """Whether two deltas have the same values. A LoRA of an embedding is that of a head, transposed."""
     import numpy as np
 
     ours, theirs = _in_a_heads_order(one), _in_a_heads_order(other)
     return ours.keys() == theirs.keys() and all(
         _shape(ours[part]) == _shape(theirs[part])
-        and np.array_equal(_read(files, ours[part]), _read(files, theirs[part]))
+        and np.array_equal(_read(source, ours[part]), _read(source, theirs[part]))
         for part in ours
     )
+
+
+def _odd_values(
+    files: FileSet, adapter: Adapter, at_ends: Sequence[AdapterDelta]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tensors of deltas that have a value that is not finite, and the modules whose delta is 0.
+
+    Neither is looked for in an adapter whose deltas have more than `MOST_VALUES` bytes. Of a remote file only the
+    deltas at the ends are read, since each tensor is a request.
+    """
+    import numpy as np
+
+    parts = LORA_PARTS | {Part.TOKENS}
+    every = adapter.tensors if files.parallel_reads == 1 else [one for delta in at_ends for one in delta.tensors]
+    tensors = [tensor for tensor in every if tensor.part in parts and tensor.stored.dtype in FLOATS]
+    if sum(tensor.stored.nbytes for tensor in tensors) > MOST_VALUES:
+        return (), ()
+    not_finite: list[str] = []
+    zero: dict[str, None] = {}
+    with_magnitude = {tensor.module for tensor in adapter.tensors if tensor.part is Part.MAGNITUDE}
+    with files.open(adapter.file) as source:
+        for tensor in tensors:
+            values = _read(source, (tensor, False))
+            if not np.isfinite(values).all():
+                not_finite.append(tensor.name)
+            elif tensor.rank is not None and tensor.module not in with_magnitude and not values.any():
+                zero[tensor.module] = None
+    return tuple(not_finite), tuple(zero)
 
 
 def _in_a_heads_order(delta: AdapterDelta) -> dict[str, tuple[AdapterTensor, bool]]:
@@ -336,15 +392,14 @@ def _shape(entry: tuple[AdapterTensor, bool]) -> tuple[int, ...]:
     return tensor.stored.shape[::-1] if transposed else tensor.stored.shape
 
 
-def _read(files: FileSet, entry: tuple[AdapterTensor, bool]) -> npt.NDArray[Any]:
+def _read(source: ByteSource, entry: tuple[AdapterTensor, bool]) -> npt.NDArray[Any]:
     import numpy as np
 
     from bowline.checkpoint.formats.dtypes import BITS, decode
 
     tensor, transposed = entry
     stored = tensor.stored
-    with files.open(stored.file) as source:
-        raw = source.read_at(stored.offset, stored.nbytes)
+    raw = source.read_at(stored.offset, stored.nbytes)
     flat = decode(raw, stored.dtype, (stored.nbytes * 8 // BITS[stored.dtype],))
     if stored.strides is None:
         values = flat.reshape(stored.shape)

@@ -10,7 +10,6 @@ from bowline.checkpoint.formats.other_files import ADAPTER_CONFIG, ADAPTER_FILES
 from bowline.checkpoint.places.file_set import FileSet
 from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.checkpoint.weights import INDEX_SUFFIX, SINGLE_FILES
-from bowline.errors import CheckpointError
 
 __all__ = ["adapter_files", "is_adapter"]
 
@@ -21,24 +20,21 @@ WHOLE = frozenset({*SINGLE_FILES, *(single + INDEX_SUFFIX for single in SINGLE_F
 def adapter_files(place: str | os.PathLike[str], *, hub: bool = True) -> FileSet | None:
     """The files of the adapter at `place`: a directory, one of an adapter's files, or (`hub`) a Hub repository.
 
-    `None` if it is no adapter, or cannot be listed. The caller closes the files.
+    `None` if it is no adapter. The caller closes the files. Raises `CheckpointError` if the place cannot be listed.
     """
     name = os.fspath(place) if isinstance(place, os.PathLike) else place
     if not isinstance(name, str) or not name:
         return None
     path = Path(name)
-    try:
-        if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a folder on the way may not be searched
-            return _if_adapter(LocalDirectory(path))
-        if os.path.lexists(path):
-            ours = path.name == ADAPTER_CONFIG or path.name in ADAPTER_FILES
-            return _if_adapter(LocalDirectory(path.parent), asked=True) if ours else None
-        if hub and isinstance(place, str) and HUB_NAME.fullmatch(name):
-            from bowline.checkpoint.places.hub import HubRepository  # imported only when the Hub is needed
+    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a folder on the way may not be searched
+        return _if_adapter(LocalDirectory(path))
+    if os.path.lexists(path):
+        ours = path.name == ADAPTER_CONFIG or path.name in ADAPTER_FILES
+        return _if_adapter(LocalDirectory(path.parent), asked=True) if ours else None
+    if hub and isinstance(place, str) and HUB_NAME.fullmatch(name):
+        from bowline.checkpoint.places.hub import HubRepository  # imported only when the Hub is needed
 
-            return _if_adapter(HubRepository.open_repository(name))
-    except CheckpointError:
-        return None
+        return _if_adapter(HubRepository.open_repository(name))
     return None
 
 

@@ -92,15 +92,19 @@ def _trains(evidence: AdapterEvidence) -> str:
     by_end = {end: [delta for delta in deltas if delta.place.end is end] for end in End}
     modules = {end: joined(list(dict.fromkeys(delta.place.module for delta in found))) for end, found in by_end.items()}
     if not deltas:
-        return "trains neither the embedding nor the head"
+        return "does not train the embedding" if evidence.base.headless else "trains neither the embedding nor the head"
     if all(by_end.values()):
         return f"trains the embedding ({modules[End.EMBEDDING]}) and the head ({modules[End.HEAD]})"
+    if evidence.base.headless is not None:
+        return f"trains the embedding ({modules[End.EMBEDDING]})"
     here, other = (End.EMBEDDING, End.HEAD) if by_end[End.EMBEDDING] else (End.HEAD, End.EMBEDDING)
     return f"trains the {here.value} ({modules[here]}) and not the {other.value}"
 
 
 def _tied(evidence: AdapterEvidence) -> str:
     base = evidence.base
+    if base.headless is not None:
+        return f"the model that it adapts ({base.headless}) has no output head"
     if base.tied is None:
         return f"whether the base is tied is not known ({base.reason}): give it with --base"
     return "the base is tied" if base.tied else "the base is not tied"

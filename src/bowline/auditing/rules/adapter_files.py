@@ -10,6 +10,7 @@ from bowline.auditing.rules.rule import Observation, Severity, adapter_rule
 from bowline.checkpoint.formats.other_files import ADAPTER_CONFIG
 from bowline.checkpoint.formats.peft_adapter import LORA, AdapterTensor, Part
 from bowline.checkpoint.formats.strict_json import shown
+from bowline.families.transformers_table import load_table
 from bowline.wording import joined, listed
 
 SHOWN = 3
@@ -206,8 +207,8 @@ def unknown_tensor(evidence: AdapterEvidence) -> Iterator[Observation]:
 def other_base(evidence: AdapterEvidence) -> Iterator[Observation]:
     """The base that was given is not the one that the adapter names.
 
-    What: the class that the adapter records differs from the base's. If only the name differs, this is information: a
-    directory may be called otherwise than the model on the Hub.
+    What: the class that the adapter records is of another family than the base's. If only the name differs, this is
+    information: a directory may be called otherwise than the model on the Hub.
 
     Why it hurts: the deltas were trained on other weights, and fit by shape at most.
 
@@ -218,7 +219,8 @@ def other_base(evidence: AdapterEvidence) -> Iterator[Observation]:
     base, config = evidence.base, evidence.adapter.config
     if not base.given or base.location is None:
         return
-    if config.base_class and base.architecture and config.base_class != base.architecture:
+    theirs, ours = (load_table().architecture(name or "") for name in (config.base_class, base.architecture))
+    if theirs is not None and ours is not None and theirs.family != ours.family:
         yield Observation(
             message=f"the adapter was made for {shown(config.base_class)}, and the base is {shown(base.architecture)}",
             help="give the base that the adapter was trained on",
@@ -284,6 +286,63 @@ def base_tables_stored(evidence: AdapterEvidence) -> Iterator[Observation]:
             help="save with save_embedding_layers=False, unless the vocabulary was resized",
             tensors=tuple(tensor.name for tensor in copies),
             file=evidence.adapter.file,
+        )
+
+
+@adapter_rule("BW530", "delta-not-finite", Severity.ERROR)
+def delta_not_finite(evidence: AdapterEvidence) -> Iterator[Observation]:
+    """A delta has a NaN or an infinity.
+
+    What: `lora_A`, `lora_B`, a magnitude vector or trained rows hold a value that is not finite. With `--headers-only`,
+    and in adapters whose deltas have more than 256 MB, values are not read; of an adapter on the Hub, only those at the
+    ends of the vocabulary.
+
+    Why it hurts: merged, it makes every value of its row or column NaN.
+
+    Example: a training in float16 overflowed.
+
+    Fix: take an earlier checkpoint of the training.
+    """
+    if evidence.not_finite:
+        yield Observation(
+            message=f"{listed([shown(name) for name in evidence.not_finite], SHOWN)}: not all values are finite",
+            help="take an earlier checkpoint of the training",
+            tensors=evidence.not_finite,
+            file=evidence.adapter.file,
+        )
+
+
+@adapter_rule("BW531", "delta-is-zero", Severity.WARNING, also=Severity.INFO)
+def delta_is_zero(evidence: AdapterEvidence) -> Iterator[Observation]:
+    """A LoRA is 0: one of its factors is, as before the first step of training.
+
+    What: every value of `lora_B` (of an embedding's: `lora_embedding_A`) is 0, as PEFT initialises it. This is a
+    warning if it holds for all modules of the adapter, and information for some. Which values are read is as in BW530.
+
+    Why it hurts: the module computes what the base computes. The adapter was saved before it was trained, or the module
+    gets no gradient.
+
+    Example: `shared` of a T5, which no layer calls.
+
+    Fix: train the adapter, or leave the module out of `target_modules`.
+    """
+    if evidence.zero:
+        adapted = {tensor.module for tensor in evidence.adapter.tensors if tensor.rank is not None}
+        everything = adapted == set(evidence.zero)
+        yield Observation(
+            message=(
+                f"all {len(adapted)} LoRA deltas are 0: the adapter changes nothing"
+                if everything and len(adapted) > 1
+                else f"{listed([shown(module) for module in evidence.zero], SHOWN)}: the LoRA is 0 and changes nothing"
+            ),
+            help="train the adapter, or leave the modules out of target_modules",
+            tensors=tuple(
+                tensor.name
+                for tensor in evidence.adapter.tensors
+                if tensor.module in set(evidence.zero) and tensor.rank is not None
+            ),
+            file=evidence.adapter.file,
+            severity=None if everything else Severity.INFO,
         )
 
 

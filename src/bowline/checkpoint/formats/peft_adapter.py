@@ -168,6 +168,8 @@ class AdapterConfig:
     """`base_model_name_or_path`."""
     base_class: str | None
     """`auto_mapping.base_model_class`, which PEFT writes if no task type was given."""
+    task: str | None
+    """`task_type`, such as `CAUSAL_LM`."""
     rank: int | None
     alpha: float | None
     rank_pattern: Patterns
@@ -194,10 +196,10 @@ class AdapterConfig:
         )
 
     def targets(self, module: str) -> bool | None:
-        """Whether `target_modules` names this module; `None` if it is a regular expression or `all-linear`."""
-        if isinstance(self.target_modules, str):
+        """Whether `target_modules` names this module; `None` if it is absent, a regular expression or `all-linear`."""
+        if self.target_modules is None or isinstance(self.target_modules, str):
             return None
-        return self.target_modules is not None and any(end in self.target_modules for end in _ends(module))
+        return any(end in self.target_modules for end in _ends(module))
 
     def saves(self, module: str) -> bool:
         """Whether `modules_to_save` names this module or one above it."""
@@ -333,6 +335,7 @@ def _read_config(files: FileSet) -> AdapterConfig:
         peft_version=fields.text("peft_version"),
         base=fields.text("base_model_name_or_path") or None,
         base_class=base_class if isinstance(base_class, str) else None,
+        task=fields.text("task_type"),
         rank=fields.whole("r"),
         alpha=fields.number("lora_alpha"),
         rank_pattern=fields.patterns("rank_pattern", lambda key, value: fields.checked_whole(key, value, 1)),
@@ -436,12 +439,10 @@ def _classified(stored: StoredTensor, config: AdapterConfig) -> AdapterTensor:
     """What a tensor is, by its name and, where the name alone does not tell, by the config."""
     path = stored.name.removeprefix(PREFIX)
     segments = path.split(".")
-    for at, segment in enumerate(segments):
-        part = BY_SEGMENT.get(segment)
-        if part is None:
-            continue
-        rest = segments[at + 1 :]
-        above = segments[:at]
+    at = _part_position(segments)
+    if at is not None:
+        part, rest = BY_SEGMENT[segments[at]], segments[at + 1 :]
+        above = [segment for segment in segments[:at] if segment != "base_layer"]
         if part is Part.TOKENS and above[-1:] == ["token_adapter"]:
             above = above[:-1]
         if part is Part.SAVED and len(rest) > 1 and rest[0] == "default":
@@ -460,6 +461,12 @@ def _classified(stored: StoredTensor, config: AdapterConfig) -> AdapterTensor:
     return AdapterTensor(
         part=_plain_part(module, attribute, segments, config), module=module, attribute=attribute, stored=stored
     )
+
+
+def _part_position(segments: Sequence[str]) -> int | None:
+    """Where a name says what the tensor is. A LoRA of a LoRA's base layer, as PEFT nests them, counts as one."""
+    found = [at for at, segment in enumerate(segments) if segment in BY_SEGMENT]
+    return next((at for at in found if segments[at] != "base_layer"), found[0] if found else None)
 
 
 def _fits(part: Part, rest: Sequence[str]) -> bool:
