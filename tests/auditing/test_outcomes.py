@@ -207,10 +207,11 @@ def test_llava_asks_its_text_config_in_4_and_both_levels_in_5(
     assert fates(tmp_path, {names[0]: table(), names[1]: OWN}, config, names[1])[:2] == expected
 
 
-def test_an_unknown_class_takes_the_base_configs_default(tmp_path: Path) -> None:
-    assert fates(tmp_path, {EMBED: table()}, UNKNOWN) == [TIED, RANDOM, None, None]
-    assert fates(tmp_path, {EMBED: table(), HEAD: OWN}, UNKNOWN) == [DROPPED, KEPT, None, None]
-    assert fates(tmp_path, {EMBED: table()}, {**UNKNOWN, "tie_word_embeddings": True})[:2] == [TIED, TIED]
+@pytest.mark.parametrize("flag", [{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": None}])
+def test_an_unknown_class_has_no_verdict_in_any_loader(tmp_path: Path, flag: Any) -> None:
+    for at, tensors in enumerate(({EMBED: table()}, {EMBED: table(), HEAD: OWN})):
+        found = outcomes(tmp_path / str(at), tensors, {**UNKNOWN, **flag})
+        assert dict.fromkeys(found) == found
 
 
 # --- a flag that is no boolean --------------------------------------------------------------------------------------
@@ -252,11 +253,6 @@ def test_a_config_that_takes_such_a_flag_is_not_refused(
     config = {"architectures": [architecture], "model_type": family, "tie_word_embeddings": value}
     found = audit(write(tmp_path, {"other.weight": table()}, config)).evidence.outcomes["transformers-5"]
     assert all(outcome and outcome.fate is not REFUSED for outcome in found.values())
-
-
-def test_remote_code_may_take_any_flag(tmp_path: Path) -> None:
-    found = fates(tmp_path, {EMBED: table(), HEAD: OWN}, {**UNKNOWN, "tie_word_embeddings": None})
-    assert found[:2] == [KEPT, KEPT]
 
 
 # --- a pickle whose tensors lie in a dictionary of it ---------------------------------------------------------------

@@ -27,7 +27,7 @@ for missing in ("nms", "qnms"):  # torchvision's operators, which its wheel has 
 
 import vllm
 from safetensors.torch import load_file
-from vllm.config import set_current_vllm_config
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -45,7 +45,7 @@ def made_quick() -> None:
     """Skip what is done once per server: collecting garbage, and asking a new process about each class."""
     gc.collect()
     gc.freeze()
-    base_loader.gc.collect = lambda *_: 0
+    gc.collect = lambda *_: 0
     torch.accelerator.empty_cache = lambda: None
     registry._run_in_subprocess = lambda ask: ask()
     create = base_loader.initialize_model
@@ -74,11 +74,15 @@ def loaded(directory: Path) -> Any:
     )
     config = arguments.create_engine_config()
     with set_current_vllm_config(config):
-        if not torch.distributed.is_initialized():
-            meeting = Path(tempfile.mkdtemp()) / "meeting"
-            init_distributed_environment(1, 0, f"file://{meeting}", 0, "gloo")
-            initialize_model_parallel(1, 1)
         return get_model(vllm_config=config)
+
+
+def in_one_process() -> None:
+    """Set up the groups of processes, of one each; without a model's config also those that experts need."""
+    with set_current_vllm_config(VllmConfig()):
+        meeting = Path(tempfile.mkdtemp()) / "meeting"
+        init_distributed_environment(1, 0, f"file://{meeting}", 0, "gloo")
+        initialize_model_parallel(1, 1)
 
 
 def fate_of(directory: Path, head: str, embedding: str) -> tuple[str, str]:
@@ -140,4 +144,5 @@ if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     made_quick()
+    in_one_process()
     serve(f"vLLM {vllm.__version__}", fate_of)

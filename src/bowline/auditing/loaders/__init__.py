@@ -21,5 +21,10 @@ LOADERS: Mapping[str, Callable[[Declaration, StoredFacts], Result]] = {
 
 
 def predict(declaration: Declaration, seen: StoredFacts) -> dict[str, dict[str, Outcome | None]]:
-    """The outcome by loader and by target; `None` if it depends on values that were not read."""
+    """The outcome by loader and by target; `None` if it depends on values that were not read, or the class is unknown.
+
+    Whatever loads an unknown class runs code that Bowline has not seen.
+    """
+    if declaration.inferred and not declaration.loaders:
+        return {loader: dict.fromkeys(one.tie.target for one in declaration.ties) for loader in LOADERS}
     return {loader: dict(rule(declaration, seen)) for loader, rule in LOADERS.items()}

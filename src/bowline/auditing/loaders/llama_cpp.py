@@ -13,13 +13,13 @@ from bowline.auditing.loaders.outcome import (
     Result,
     StoredFacts,
     always_tied,
-    asked_of_newest,
     misfit,
     refused_together,
     takes_no_dictionary,
 )
-from bowline.families.declaration import Declaration, DeclaredTie
+from bowline.families.declaration import Declaration
 from bowline.families.loader_tables import loader_table
+from bowline.families.resolver import FLAG
 from bowline.tie import Tie
 
 __all__ = ["llama_cpp"]
@@ -65,7 +65,7 @@ def _each_tie(declaration: Declaration, seen: StoredFacts) -> Iterator[tuple[str
         elif tie.target != declaration.head:
             yield tie.target, _other_table(tie, seen, tables)
         else:
-            yield tie.target, _head(declared, seen, rule["head_when_stored"], rule["head_when_missing"])
+            yield tie.target, _head(declaration, tie, seen, rule["head_when_stored"], rule["head_when_missing"])
 
 
 def _tables(declaration: Declaration, tie: Tie, gguf: str) -> tuple[str, ...]:
@@ -89,13 +89,13 @@ def _other_table(tie: Tie, seen: StoredFacts, tables: tuple[str, ...]) -> Outcom
     return Outcome(Fate.TIED if equal else Fate.DROPPED, f"llama.cpp has one table for both: {used}, the first stored")
 
 
-def _head(declared: DeclaredTie, seen: StoredFacts, stored: str, missing: str) -> Outcome | None:
-    tie = declared.tie
+def _head(declaration: Declaration, tie: Tie, seen: StoredFacts, stored: str, missing: str) -> Outcome | None:
     there = tie.target in seen.stored
+    flag = declaration.levels.get(f"text_config.{FLAG}", declaration.levels.get(FLAG, False))
     if there and stored == "refused":
         return Outcome(Fate.REFUSED, "the converter does not accept a stored head")
-    if there and (stored == "kept" or (stored == "dropped-if-flag" and not asked_of_newest(declared))):
-        whatever = "whatever the flag says" if stored == "kept" else str(declared.flag)
+    if there and (stored == "kept" or (stored == "dropped-if-flag" and not flag)):
+        whatever = "whatever the flag says" if stored == "kept" else "since config.json does not say tied"
         return misfit(seen, "transformers-5", among=(tie.target,)) or Outcome(
             Fate.KEPT, f"converted to output.weight, {whatever}"
         )

@@ -1,4 +1,4 @@
-"""Predicts what vLLM from 0.29 on does with each tie, by the rules in its source.
+"""Predicts what vLLM does with each tie, from 0.29 on and before, by the rules in its source.
 
 `make sweep-vllm` compares every prediction of this file with a real load.
 """
@@ -26,7 +26,7 @@ from bowline.families.loader_tables import loader_table
 from bowline.families.resolver import FLAG
 from bowline.families.transformers_table import load_table
 
-__all__ = ["vllm"]
+__all__ = ["vllm", "vllm_0_28"]
 
 TEXT_FLAG = f"text_config.{FLAG}"
 CONFIGS = "transformers-5"
@@ -48,10 +48,15 @@ def vllm(declaration: Declaration, seen: StoredFacts) -> Result:
 
     A load is refused as a whole, so one refusal holds for every tie.
     """
-    return refused_together(_each_tie(declaration, seen))
+    return refused_together(_each_tie(declaration, seen, looks=True))
 
 
-def _each_tie(declaration: Declaration, seen: StoredFacts) -> Iterator[tuple[str, Outcome | None]]:
+def vllm_0_28(declaration: Declaration, seen: StoredFacts) -> Result:
+    """Predicts vLLM before 0.29, which goes by the flag alone and looks for no stored head."""
+    return refused_together(_each_tie(declaration, seen, looks=False))
+
+
+def _each_tie(declaration: Declaration, seen: StoredFacts, *, looks: bool) -> Iterator[tuple[str, Outcome | None]]:
     known = loader_table("vllm")
     architecture = declaration.architecture
     native, backend = architecture in known["architectures"], architecture in known["transformers_backend"]
@@ -76,34 +81,36 @@ def _each_tie(declaration: Declaration, seen: StoredFacts) -> Iterator[tuple[str
         elif not is_head:
             yield tie.target, Outcome(Fate.REFUSED, "vLLM does not support this tie")
         elif architecture in known["always_tied"]:
-            yield tie.target, _without_head(declared, seen)
+            yield tie.target, _without_head(architecture, declared, seen)
         elif architecture in known["refuses_stored_head"] and tie.target in seen.stored:
             yield tie.target, Outcome(Fate.REFUSED, "vLLM's class has no parameter for a stored head")
         else:
-            yield tie.target, _by_flag(architecture, declared, seen, _flag(declaration, declared))
+            flag = _flag(declaration, declared)
+            yield tie.target, _by_flag(declaration, declared, seen, flag if looks else flag._replace(looks=False))
 
 
 def _flag(declaration: Declaration, declared: DeclaredTie) -> _Flag:
     """The flag at the top and in the text config, as the class reads it.
 
     vLLM looks for a stored head if the flag at the top is true. Most classes with a text config get the top's flag
-    copied into it; the others read the text config's own.
+    copied into it; some read the text config's own. Where the config's class makes one flag of both, that holds.
     """
-    known = loader_table("vllm")
+    known, architecture = loader_table("vllm"), declaration.architecture
     family = load_table().family(declaration.family or "")
     defaults = family.flags.get(CONFIGS, {}) if family else {}
     asked = asked_of_newest(declared)
-    if TEXT_FLAG in declaration.levels or TEXT_FLAG in defaults:
+    looks = asked
+    reads_text = architecture in known["reads_text_flag"]
+    if not declaration.levels and architecture in known["untied_by_default"]:
+        asked = looks = False
+    elif reads_text or (TEXT_FLAG in {*declaration.levels, *defaults} and not {FLAG, TEXT_FLAG} <= {*declared.paths}):
         top, text = (declaration.levels.get(path, defaults.get(path)) for path in (FLAG, TEXT_FLAG))
-        own = declaration.architecture in known["reads_text_flag"] or top is None
-        asked, looks = bool(text if own else top), bool(top)
-    else:
-        looks = asked
-    return _Flag(tied=asked and declaration.architecture not in known["never_tied"], looks=looks)
+        asked, looks = bool(text if reads_text or top is None else top), bool(top)
+    return _Flag(tied=asked and architecture not in known["never_tied"], looks=looks)
 
 
-def _by_flag(architecture: str | None, declared: DeclaredTie, seen: StoredFacts, flag: _Flag) -> Outcome | None:
-    tie, stated = declared.tie, str(declared.flag)
+def _by_flag(declaration: Declaration, declared: DeclaredTie, seen: StoredFacts, flag: _Flag) -> Outcome | None:
+    tie, stated, architecture = declared.tie, str(declared.flag), declaration.architecture
     target_there, source_there = tie.target in seen.stored, tie.source in seen.stored
     noticed = flag.looks and tie.target.endswith("lm_head.weight") and seen.safetensors
     known = loader_table("vllm")
@@ -120,8 +127,10 @@ def _by_flag(architecture: str | None, declared: DeclaredTie, seen: StoredFacts,
             return Outcome(Fate.KEPT, f"loaded; {tie.source} is left uninitialised")
         if not noticed:
             return Outcome(Fate.KEPT, f"{stated}: loaded as stored")
-    elif not source_there:
+    elif not source_there and architecture in known["transformers_backend"]:
         return Outcome(Fate.REFUSED, f"{tie.source} is not stored")
+    elif not source_there:
+        return Outcome(Fate.RANDOM, f"{stated}: shares {tie.source}, which is not stored: left uninitialised")
     equal = seen.equal.get(tie)
     if equal is None:
         return None
@@ -131,14 +140,18 @@ def _by_flag(architecture: str | None, declared: DeclaredTie, seen: StoredFacts,
         return Outcome(Fate.TIED, f"{stated}: the stored copy is equal")
     if noticed:
         return Outcome(Fate.KEPT, "stored and different from the embedding: left untied, with a warning")
+    if not flag.looks:
+        return Outcome(Fate.DROPPED, f"{stated}: overwritten, whatever is stored")
     where = "under names that end in lm_head.weight" if seen.safetensors else "in safetensors files"
     return Outcome(Fate.DROPPED, f"{stated}: overwritten, because vLLM looks for a stored head only {where}")
 
 
-def _without_head(declared: DeclaredTie, seen: StoredFacts) -> Outcome | None:
+def _without_head(architecture: str | None, declared: DeclaredTie, seen: StoredFacts) -> Outcome | None:
     """The outcome in a class that computes its logits with the embedding and skips a stored head of any shape."""
     tie, why = declared.tie, "vLLM always ties this class"
     if tie.source not in seen.stored:
+        if architecture in loader_table("vllm")["refuses_missing_embedding"]:
+            return Outcome(Fate.REFUSED, f"{tie.source} is not stored")
         return Outcome(Fate.RANDOM, f"{tie.source} is not stored: left uninitialised, without a warning")
     if tie.target not in seen.stored or seen.equal_when_cast.get(tie):
         return Outcome(Fate.TIED, why)

@@ -104,11 +104,12 @@ def _why_none(evidence: Evidence) -> str:
 
 
 def _outcomes(evidence: Evidence, tie: TieEvidence) -> Iterator[str]:
+    declaration = evidence.declaration
+    unknown = declaration.inferred and not declaration.loaders and not evidence.gguf_file
+    why = "the class is not known" if unknown else "depends on data that was not read"
     for loader, targets in evidence.outcomes.items():
         outcome = targets.get(tie.tie.target)
-        fate, reason = (
-            (outcome.fate.value, outcome.reason) if outcome else ("unknown", "depends on data that was not read")
-        )
+        fate, reason = (outcome.fate.value, outcome.reason) if outcome else ("unknown", why)
         yield f"    {loader:<15} {fate:<8} {reason}"
 
 

@@ -18,9 +18,9 @@ __all__ = ["LocalDirectory", "directories_where"]
 class LocalDirectory(FileSet):
     """A checkpoint directory; it opens only files inside it, even if an index or a link leads outside.
 
-    Only `open_outside` follows such a link, for a name that the directory itself lists. The Hub's cache keeps a snapshot
-    as links into a `blobs` directory beside it: such links stay within the repository and are followed. Any other way
-    out is refused.
+    Only `open_outside` follows such a link, for a name that the directory itself lists. The Hub's cache keeps a
+    snapshot as links into a `blobs` directory beside it: such links stay within the repository and are followed. Any
+    other way out is refused.
 
     Raises:
         NoCheckpointError: the directory does not exist.
