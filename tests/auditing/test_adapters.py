@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from typer.testing import CliRunner, Result
 
 from bowline.auditing import AdapterReport, Finding, audit_adapter
+from bowline.auditing.report import FORMATS, Run
 from bowline.auditing.rules import Severity
 from bowline.cli import app
 from bowline.errors import CheckpointError, NoCheckpointError, UsageError
@@ -596,6 +599,61 @@ def test_bad_files_are_one_line_and_exit_code_2(tmp_path: Path, files: dict[str,
     (line,) = ERROR.findall(result.output)
     assert said in line
     assert str(place) in line
+
+
+PARTS = [
+    "lora_A.weight",
+    "lora_B.weight",
+    "lora_B.bias",
+    "lora_embedding_A",
+    "lora_embedding_B",
+    "lora_magnitude_vector",
+    "token_adapter.trainable_tokens_delta",
+    "weight",
+    "bias",
+    "base_layer.weight",
+    "modules_to_save.weight",
+    "lora_C",
+    "",
+]
+NAMES = st.builds(
+    lambda module, part: f"{BASE}{module}.{part}", st.sampled_from([EMBED, HEAD, LAYER, "x"]), st.sampled_from(PARTS)
+)
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 4, WIDTH, ROWS]), max_size=3).map(tuple)
+CONFIGS = st.fixed_dictionaries(
+    {
+        "peft_type": st.sampled_from(["LORA", "TRAINABLE_TOKENS", "LOHA", "PROMPT_TUNING"]),
+        "target_modules": st.sampled_from(
+            [None, [], ["lm_head"], ["embed_tokens", "x"], "all-linear", "(", "embed_tokens"]
+        ),
+    },
+    optional={
+        "r": st.integers(1, 9),
+        "lora_alpha": st.floats(-9, 9),
+        "use_rslora": st.booleans(),
+        "ensure_weight_tying": st.booleans(),
+        "modules_to_save": st.sampled_from([[], ["lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]]),
+        "trainable_token_indices": st.sampled_from(
+            [[], [1], {"lm_head": [1, 99]}, {"embed_tokens": [1], "lm_head": [1]}]
+        ),
+        "token_indices": st.sampled_from([[], [1, 2]]),
+        "task_type": st.sampled_from(["CAUSAL_LM", "SEQ_CLS"]),
+    },
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(NAMES, SHAPES, max_size=6), CONFIGS, st.sampled_from([True, False, None]))
+def test_any_adapter_gets_a_report_that_follows_the_schema(
+    tmp_path: Path, shapes: dict[str, tuple[int, ...]], config: dict[str, Any], tied: bool | None
+) -> None:
+    tensors = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    place = write(tmp_path / "adapter", tensors, name="adapter_model.safetensors", files={"adapter_config": config})
+    report = audit_adapter(place, base=None if tied is None else llama(tmp_path, tied=tied))
+    run = Run(reports=(), adapters=(report,), verbose=True)
+    VALIDATOR.validate(json.loads(FORMATS["json"](run)))
+    assert str(place) in FORMATS["full"](run)
+    assert len(report.evidence.adapter.tensors) == len(tensors)
 
 
 def test_a_base_that_cannot_be_read_is_an_error_and_exit_code_2(tmp_path: Path) -> None:

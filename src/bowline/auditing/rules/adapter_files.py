@@ -64,7 +64,10 @@ def does_not_fit(evidence: AdapterEvidence) -> Iterator[Observation]:
     resized = {
         tensor.stored.shape[0]
         for tensor in evidence.adapter.tensors
-        if tensor.name in misfits and tensor.part in PLAIN and evidence.base.find(tensor.module) is not None
+        if tensor.name in misfits
+        and tensor.part in PLAIN
+        and len(tensor.stored.shape) == 2
+        and evidence.base.find(tensor.module) is not None
     }
     if misfits:
         yield Observation(
@@ -379,7 +382,7 @@ def _misfits(evidence: AdapterEvidence) -> Iterator[tuple[str, str]]:
     for delta in evidence.deltas:
         rows = next((tensor for tensor in delta.tensors if tensor.part is Part.TOKENS), None)
         weight = base.shape(delta.place.module)
-        if rows is None or weight is None:
+        if rows is None or weight is None or len(weight) != 2:
             continue
         count = len(delta.rows) if delta.rows is not None else None
         if count is not None and rows.stored.shape != (count, weight[-1]):
