@@ -3,12 +3,15 @@
 1. 64 shards, 40 GB of tensors, all but embedding and head holes in the file: headers against `python -c pass`.
 2. The same with values: bytes a second against the same bytes read in sequence, and peak anonymous memory.
 3. A model of 1.5 GB as transformers saves it: `bowline audit` against `from_pretrained` and a comparison of the ends.
+4. A GGUF file of 5 GB with 262,144 tokens and as many merges, by its header: against `python -c pass`.
+5. 500 tiny checkpoints in one call, with values.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import struct
 import sys
 import tempfile
 import time
@@ -37,12 +40,16 @@ print(a is b, torch.equal(a, b))
 
 
 def run() -> str:
-    """The three measurements, as Markdown."""
+    """The measurements, as Markdown."""
     lines = ["# bowline audit", "", machine(["bowline-ties", "numpy", "torch", "transformers", "safetensors"]), ""]
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_DIRECTORY")) as workspace:
         lines += _large(Path(workspace))
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_DIRECTORY")) as workspace:
         lines += _beside_transformers(Path(workspace))
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_DIRECTORY")) as workspace:
+        lines += _gguf(Path(workspace) / "model.gguf")
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_DIRECTORY")) as workspace:
+        lines += _many(Path(workspace))
     return "\n".join(lines)
 
 
@@ -185,4 +192,79 @@ def _beside_transformers(workspace: Path) -> list[str]:
         f"| ratio | {load / audit:.1f} | {load_mb / audit_mb:.1f} |",
         "",
         "3 rounds, interleaved. The audit also checks rows, geometry and loaders; the load only equality.",
+    ]
+
+
+TOKENS = 262_144
+GGUF_BYTES = 5_000_000_000
+TINY = 500
+
+
+def _gguf(path: Path) -> list[str]:
+    size = _write_gguf(path)
+    command = [sys.executable, "-m", "bowline", "audit", "--headers-only", str(path)]
+    results = interleaved({"pass": [sys.executable, "-c", "pass"], "headers": command}, 2 * ROUNDS)
+    nothing, header = (median([one.seconds for one in results[name]]) for name in ("pass", "headers"))
+    peak = max(one.peak_anonymous_mb for one in results["headers"])
+    return [
+        "",
+        f"## A GGUF file of {path.stat().st_size / 1e9:.1f} GB, {TOKENS:,} tokens, a header of {size / 1e6:.1f} MB",
+        "",
+        f"`--headers-only`: {header:.3f} s; `python -c pass` {nothing:.3f} s: {header - nothing:+.3f} s. Peak "
+        f"anonymous memory {peak:.0f} MB. {2 * ROUNDS} rounds, interleaved.",
+        "",
+    ]
+
+
+def _write_gguf(path: Path) -> int:
+    """Write a tied Gemma-like file, its tensors holes in it; returns the size of the header."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    def texts(key: str, values: list[str]) -> bytes:
+        return text(key) + struct.pack("<IIQ", 9, 8, len(values)) + b"".join(map(text, values))
+
+    tokens = [f"token{at}" for at in range(TOKENS)]
+    keys = [
+        text("general.architecture") + struct.pack("<I", 8) + text("gemma3"),
+        text("gemma3.embedding_length") + struct.pack("<II", 4, 2048),
+        texts("tokenizer.ggml.tokens", tokens),
+        texts("tokenizer.ggml.merges", [f"{one} {one}" for one in tokens]),
+    ]
+    layers = -(-(GGUF_BYTES - 2 * TOKENS * 2048) // (2 * 8192 * 2048))
+    shapes = {"token_embd.weight": (TOKENS, 2048)}
+    shapes |= {f"blk.{at}.ffn_up.weight": (8192, 2048) for at in range(layers)}
+    entries, at = b"", 0
+    for name, (rows, width) in shapes.items():
+        entries += text(name) + struct.pack("<IQQIQ", 2, width, rows, 1, at)  # F16
+        at += 2 * rows * width
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(shapes), len(keys)) + b"".join(keys) + entries
+    header += b"\0" * (-len(header) % 32)
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + at)
+    return len(header)
+
+
+def _many(workspace: Path) -> list[str]:
+    """One call for many checkpoints of 1,000 tokens and a width of 64."""
+    from safetensors.numpy import save_file
+
+    generator = np.random.default_rng(0)
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 1000, "hidden_size": 64}
+    paths = [workspace / str(at) for at in range(TINY)]
+    for path in paths:
+        path.mkdir()
+        table = generator.standard_normal((1000, 64), np.float32) * np.float32(0.02)
+        save_file({"model.embed_tokens.weight": table}, path / "model.safetensors", {"format": "pt"})
+        (path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    audit = [sys.executable, "-m", "bowline", "audit", "--output-format", "json"]
+    results = interleaved({"one": [*audit, str(paths[0])], "all": [*audit, *map(str, paths)]}, ROUNDS)
+    one, every = (median([run.seconds for run in results[name]]) for name in ("one", "all"))
+    return [
+        f"## {TINY} tiny checkpoints in one call",
+        "",
+        f"{every:.2f} s, one alone {one:.2f} s: {1000 * (every - one) / (TINY - 1):.1f} ms each. {ROUNDS} rounds, "
+        "interleaved.",
     ]
