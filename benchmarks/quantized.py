@@ -81,7 +81,8 @@ def _cases(rows: int, width: int) -> dict[str, Case]:
     matrix = torch.randn(rows, width) * 0.02
     hidden = torch.randn(1, width)
     cases: dict[str, Case] = {}
-    for dtype, name in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16")):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
         size = rows * width * dtype.itemsize / 1e6
         model = _tied(matrix.to(dtype))
         state = hidden.to(dtype)
