@@ -470,3 +470,19 @@ def test_a_merge_that_fails_in_peft_leaves_the_ends_as_they_were(monkeypatch: py
         merge_lora(model, on_tie="untie")
     assert torch.equal(logits(model), before)
     assert model.base_model.model.lm_head.base_layer.weight is model.base_model.model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_adapter_inside_an_adapter_is_refused_since_peft_merges_only_the_outer(name: str) -> None:
+    """Rows of a tied embedding are trained at the head too, where a LoRA of the head's wraps them."""
+    family = FAMILIES[name]
+    options = {"target_modules": [family.head], "trainable_token_indices": {family.table: [1, 2]}}
+    plain: Any = plainly_merged(adapted(built(family.build), **copy.deepcopy(options)))
+    assert any(hasattr(module, "token_adapter") for module in plain.modules())
+    model = adapted(built(family.build), **copy.deepcopy(options))
+    before = logits(model)
+    with pytest.raises(
+        UsageError, match=r"has adapters one inside the other .*TrainableTokens.*, and PEFT merges only"
+    ):
+        merge_lora(model, on_tie="untie")
+    assert torch.equal(logits(model), before)

@@ -73,7 +73,8 @@ def merge_lora(model: nn.Module, *, on_tie: Literal["raise", "untie"] = "raise")
     the head. As with peft, `model` is used up.
 
     Raises:
-        UsageError: `model` is not a peft model with adapters to merge, or is used up; a LoRA bias but no base bias.
+        UsageError: `model` is not a peft model with adapters to merge, or is used up; a LoRA bias but no base bias; an
+            adapter inside another at one module, as trained rows inside a LoRA.
         TieError: a tie that cannot stay, or one that `merge_adapter()` has merged onto already; `model` is unchanged.
 
     Example:
@@ -97,6 +98,7 @@ def merge_lora(model: nn.Module, *, on_tie: Literal["raise", "untie"] = "raise")
     before = {place.name: place.slot.tensor for place in _places(base, base, "", trained=False)}
     places = list(_places(base, base, "", trained=True))
     _check_biases(places)
+    _check_nesting(places)
     knots = [_alike(knot) for knot in _knots(places, before)]
     for groups in knots:
         _check_knot(groups, before, on_tie)
@@ -255,6 +257,17 @@ def _check_biases(places: list[Place]) -> None:
                         f"{place.name}: the adapter {adapter!r} has a bias (lora_bias=True) and the layer has none",
                         help="give the base layer a bias of zeros before the adapter is put on",
                     )
+
+
+def _check_nesting(places: list[Place]) -> None:
+    """Raise for an adapter inside another: peft merges the outer one and leaves the inner one in the model."""
+    for place in places:
+        if len(place.layers) > 1:
+            kinds = " and ".join(type(layer).__name__ for layer in place.layers)
+            raise UsageError(
+                f"{place.name}: has adapters one inside the other ({kinds}), and PEFT merges only the outer one",
+                help="train the module with one of them; rows of a tied embedding are trained at its head too",
+            )
 
 
 def _check_knot(groups: list[list[Place]], before: Parts, on_tie: str) -> None:
