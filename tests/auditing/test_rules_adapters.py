@@ -135,6 +135,11 @@ def test_the_base_that_the_adapter_names_is_read_if_it_is_a_directory(tmp_path: 
     assert not report.evidence.base.given
 
 
+def test_bw508_an_end_of_a_base_that_is_not_known(tmp_path: Path) -> None:
+    found = only(audit_adapter(adapter(tmp_path, of_head(), base_model_name_or_path="org/base")), "BW508")
+    assert "'org/base' is not a directory of this machine" in found.message
+
+
 @pytest.mark.parametrize("stated", [None, "org/base", "/no/such/place", "\0", "a" * 5000])
 def test_without_its_base_both_outcomes_are_given_and_the_tie_is_not_known(tmp_path: Path, stated: str | None) -> None:
     report = audit_adapter(adapter(tmp_path, of_head(), base_model_name_or_path=stated))
@@ -144,7 +149,7 @@ def test_without_its_base_both_outcomes_are_given_and_the_tie_is_not_known(tmp_p
     assert "so it reaches the other end" in texts(report)[0]
 
 
-def test_an_adapter_that_trains_no_end_needs_no_base(tmp_path: Path) -> None:
+def test_bw508_is_not_said_of_an_adapter_that_trains_no_end(tmp_path: Path) -> None:
     assert codes(audit_adapter(adapter(tmp_path, lora(LAYER)))) == []
 
 
@@ -204,6 +209,11 @@ def test_bw501_names_no_way_that_peft_does_not_go(tmp_path: Path) -> None:
     assert "ensure_weight_tying" not in only(report, "BW501").help
 
 
+def test_bw501_is_not_said_of_an_untied_base_or_of_layers(tmp_path: Path) -> None:
+    assert codes(audited(tmp_path, of_head(), tied=False)) == []
+    assert codes(audited(tmp_path, lora(LAYER))) == []
+
+
 def test_bw502_two_deltas_of_one_matrix(tmp_path: Path) -> None:
     report = audited(tmp_path, {**of_embedding(0), **of_head(5)})
     assert codes(report) == ["BW502"]
@@ -218,6 +228,10 @@ def test_bw502_without_values_it_is_not_known_whether_they_are_one(tmp_path: Pat
     assert "keeps the tie if the ends carry the same values" in texts(report)[1]
 
 
+def test_bw502_is_not_said_of_an_untied_base(tmp_path: Path) -> None:
+    assert codes(audited(tmp_path, {**of_embedding(0), **of_head(5)}, tied=False)) == []
+
+
 def test_bw503_one_delta_at_both_ends(tmp_path: Path) -> None:
     report = audited(tmp_path, {**of_embedding(), **of_head()})
     assert codes(report) == ["BW503"]
@@ -225,7 +239,7 @@ def test_bw503_one_delta_at_both_ends(tmp_path: Path) -> None:
     assert "adds it twice" in only(report, "BW503").message
 
 
-def test_bw503_another_scaling_at_one_end_is_another_delta(tmp_path: Path) -> None:
+def test_bw503_is_not_said_of_another_scaling_at_one_end(tmp_path: Path) -> None:
     report = audited(tmp_path, {**of_embedding(), **of_head()}, alpha_pattern={"lm_head": 9})
     assert codes(report) == ["BW502"]
 
@@ -237,7 +251,7 @@ def test_bw504_a_trained_copy_of_one_end(tmp_path: Path, module: str) -> None:
     assert only(report, "BW504").severity is Severity.WARNING
 
 
-def test_bw504_copies_that_peft_makes_one_keep_the_tie(tmp_path: Path) -> None:
+def test_bw504_is_not_said_of_copies_that_peft_makes_one(tmp_path: Path) -> None:
     both = {f"{BASE}{module}.weight": table() for module in (EMBED, HEAD)}
     assert codes(audited(tmp_path, both, modules_to_save=[EMBED], ensure_weight_tying=True)) == []
     assert codes(audited(tmp_path, both, modules_to_save=[EMBED, HEAD])) == ["BW504"]
@@ -263,7 +277,9 @@ def test_bw505_rows_of_the_head_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("indices", [[1, 2], {"embed_tokens": [1, 2]}])
 @pytest.mark.parametrize("ensured", [True, False])
-def test_bw505_rows_of_the_embedding_are_those_of_every_end(tmp_path: Path, indices: object, ensured: bool) -> None:
+def test_bw505_is_not_said_of_rows_of_the_embedding_which_are_those_of_every_end(
+    tmp_path: Path, indices: object, ensured: bool
+) -> None:
     report = audited(tmp_path, rows_of(EMBED), trainable_token_indices=indices, ensure_weight_tying=ensured)
     assert codes(report) == []
     assert texts(report)[0] == "peft: every end gets the trained rows, and the tie stays"
@@ -283,6 +299,19 @@ def test_bw506_rows_beside_a_heads_bias(tmp_path: Path) -> None:
     assert codes(audit_adapter(place, base=bert(tmp_path))) == ["BW506"]
 
 
+def test_bw506_is_not_said_of_rows_of_an_untied_embedding(tmp_path: Path) -> None:
+    words, head = "bert.embeddings.word_embeddings", "cls.predictions.decoder"
+    tensors = {f"{words}.weight": table(), f"{head}.weight": table(seed=3), f"{head}.bias": np.ones(ROWS, np.float32)}
+    base = write(tmp_path / "base", tensors, {**BERT, "tie_word_embeddings": False})
+    assert codes(audit_adapter(adapter(tmp_path, rows_of(words), trainable_token_indices=[1, 2]), base=base)) == []
+
+
+def test_bw507_is_not_said_of_rows_which_peft_trains_for_every_module(tmp_path: Path) -> None:
+    base = write(tmp_path / "base", {"shared.weight": table()}, T5)
+    place = adapter(tmp_path, rows_of("shared"), trainable_token_indices=[1, 2])
+    assert codes(audit_adapter(place, base=base)) == []
+
+
 def test_bw507_shared_of_a_t5_is_not_called(tmp_path: Path) -> None:
     base = write(tmp_path / "base", {"shared.weight": table()}, T5)
     report = audit_adapter(adapter(tmp_path, of_embedding(module="shared"), target_modules=["shared"]), base=base)
@@ -294,6 +323,10 @@ def test_bw509_methods_whose_merge_was_not_run(tmp_path: Path) -> None:
     assert codes(audited(tmp_path, loha, peft_type="LOHA")) == ["BW509"]
     mixed = {**of_head(), f"{BASE}{EMBED}.weight": table()}
     assert codes(audited(tmp_path, mixed, modules_to_save=["embed_tokens"])) == ["BW509"]
+
+
+def test_bw509_is_not_said_of_other_methods_in_the_layers(tmp_path: Path) -> None:
+    assert codes(audited(tmp_path, {f"{BASE}{LAYER}.hada_w1_a": table(WIDTH, RANK)}, peft_type="LOHA")) == []
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -309,7 +342,7 @@ def test_bw521_a_module_that_the_base_lacks(tmp_path: Path) -> None:
     assert only(alone, "BW521").severity is Severity.WARNING
 
 
-def test_bw521_a_new_head_and_an_unknown_base_are_not_said_to_be_absent(tmp_path: Path) -> None:
+def test_bw521_is_not_said_of_a_new_head_or_of_an_unknown_base(tmp_path: Path) -> None:
     assert codes(audited(tmp_path, {f"{BASE}score.weight": table(2)}, modules_to_save=["score"])) == []
     assert codes(audit_adapter(adapter(tmp_path / "b", lora("no.such.q_proj")))) == []
 
@@ -337,10 +370,20 @@ def test_bw522_rows_that_the_base_lacks(tmp_path: Path, tensors: Tensors, indice
     assert re.search(said, only(audited(tmp_path, tensors, trainable_token_indices=indices), "BW522").message)
 
 
-def test_bw523_a_rank_that_the_config_does_not_state(tmp_path: Path) -> None:
-    assert codes(audited(tmp_path, lora(LAYER), r=8)) == ["BW523"]
+def test_bw522_is_not_said_of_a_layer_that_is_stored_transposed(tmp_path: Path) -> None:
+    name = "transformer.h.0.attn.c_attn"
+    base = write(tmp_path / "base", {WTE: table(), f"{name}.weight": table(WIDTH, 3 * WIDTH)}, GPT2)
+    place = adapter(tmp_path, lora(name, out=3 * WIDTH), target_modules=["c_attn"])
+    assert codes(audit_adapter(place, base=base)) == []
+
+
+def test_bw523_is_not_said_of_a_rank_that_a_pattern_states_or_might_state(tmp_path: Path) -> None:
     assert codes(audited(tmp_path, lora(LAYER), r=8, rank_pattern={"q_proj": RANK})) == []
     assert codes(audited(tmp_path, lora(LAYER), r=8, rank_pattern={".*q_proj": RANK})) == []
+
+
+def test_bw523_a_rank_that_the_config_does_not_state(tmp_path: Path) -> None:
+    assert codes(audited(tmp_path, lora(LAYER), r=8)) == ["BW523"]
     unequal = {**lora(LAYER), f"{BASE}{LAYER}.lora_B.weight": table(WIDTH, 2)}
     assert "BW523" in codes(audited(tmp_path, unequal))
 
@@ -352,7 +395,7 @@ def test_bw524_tensors_that_peft_leaves_out(tmp_path: Path) -> None:
     assert texts(report)[0] == "peft: neither end changes, and the tie stays"
 
 
-def test_bw524_a_head_that_peft_ties_again_is_not_left_out(tmp_path: Path) -> None:
+def test_bw524_is_not_said_of_a_head_that_peft_ties_again(tmp_path: Path) -> None:
     both = {**of_embedding(), **of_head()}
     tied: dict[str, Any] = {"target_modules": ["model.embed_tokens"], "ensure_weight_tying": True}
     assert codes(audited(tmp_path, both, **tied)) == ["BW503"]
@@ -363,6 +406,15 @@ def test_bw524_a_head_that_peft_ties_again_is_not_left_out(tmp_path: Path) -> No
 def test_bw525_one_factor_alone(tmp_path: Path) -> None:
     half = {name: tensor for name, tensor in lora(LAYER).items() if "lora_A" in name}
     assert codes(audited(tmp_path, half)) == ["BW525"]
+
+
+def test_bw525_is_not_said_of_trained_rows_or_copies(tmp_path: Path) -> None:
+    assert codes(audited(tmp_path, {f"{BASE}{HEAD}.weight": table()}, modules_to_save=[HEAD])) == ["BW504"]
+    assert codes(audited(tmp_path, rows_of(EMBED), trainable_token_indices=[1, 2])) == []
+
+
+def test_bw526_is_not_said_of_tensors_of_another_method(tmp_path: Path) -> None:
+    assert codes(audited(tmp_path, {f"{BASE}{LAYER}.lora_E": table(RANK, 1)}, peft_type="ADALORA")) == []
 
 
 def test_bw526_a_tensor_of_no_known_kind(tmp_path: Path) -> None:
@@ -391,6 +443,10 @@ def test_bw528_a_pickle_is_named(tmp_path: Path) -> None:
     assert codes(report, worst=False) == ["BW503", "BW528"]
 
 
+def test_bw528_is_not_said_of_safetensors_alone(tmp_path: Path) -> None:
+    assert codes(audited(tmp_path, lora(LAYER)), worst=False) == []
+
+
 def test_bw528_factors_with_strides_are_compared_by_their_values(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     place = adapter(tmp_path, {})
@@ -401,6 +457,11 @@ def test_bw528_factors_with_strides_are_compared_by_their_values(tmp_path: Path)
     assert audit_adapter(place, base=llama(tmp_path)).evidence.alike is True
 
 
+def test_bw529_is_not_said_of_a_trained_copy(tmp_path: Path) -> None:
+    report = audited(tmp_path, {f"{BASE}{HEAD}.weight": table()}, modules_to_save=[HEAD])
+    assert codes(report, worst=False) == ["BW504"]
+
+
 def test_bw529_copies_of_the_bases_table(tmp_path: Path) -> None:
     stored = {**of_head(), f"{BASE}lm_head.base_layer.weight": table()}
     found = only(audited(tmp_path, stored), "BW529")
@@ -408,7 +469,7 @@ def test_bw529_copies_of_the_bases_table(tmp_path: Path) -> None:
     assert f"{table().nbytes:,} bytes" in found.message
 
 
-def test_bw527_another_class_of_the_family_is_no_other_base(tmp_path: Path) -> None:
+def test_bw527_is_not_said_of_another_class_of_the_family(tmp_path: Path) -> None:
     place = adapter(tmp_path, lora(LAYER), auto_mapping={"base_model_class": "LlamaForSequenceClassification"})
     assert codes(audit_adapter(place, base=llama(tmp_path))) == []
 
@@ -420,7 +481,17 @@ def test_bw530_a_value_that_is_not_finite(tmp_path: Path, value: float) -> None:
     report = audited(tmp_path, broken)
     assert codes(report) == ["BW530"]
     assert only(report, "BW530").tensors == (f"{BASE}{LAYER}.lora_B.weight",)
+
+
+def test_bw530_is_not_said_of_values_that_are_not_read(tmp_path: Path) -> None:
+    broken = {name: np.full_like(tensor, np.nan) for name, tensor in lora(LAYER).items()}
     assert codes(audited(tmp_path, broken, values=False)) == []
+
+
+def test_bw531_is_not_said_of_dora_whose_magnitude_is_trained(tmp_path: Path) -> None:
+    untrained = {**lora(LAYER), f"{BASE}{LAYER}.lora_B.weight": np.zeros((WIDTH, RANK), np.float32)}
+    dora = {**untrained, f"{BASE}{LAYER}.lora_magnitude_vector": table(1)[0]}
+    assert codes(audited(tmp_path, dora)) == []
 
 
 def test_bw531_a_delta_that_was_never_trained(tmp_path: Path) -> None:
@@ -432,8 +503,6 @@ def test_bw531_a_delta_that_was_never_trained(tmp_path: Path) -> None:
     assert only(some, "BW531").severity is Severity.INFO
     fresh = {**of_embedding(), f"{BASE}{EMBED}.lora_embedding_A": np.zeros((RANK, ROWS), np.float32)}
     assert only(audited(tmp_path, fresh), "BW531").severity is Severity.WARNING
-    dora = {**untrained, f"{BASE}{LAYER}.lora_magnitude_vector": table(1)[0]}
-    assert codes(audited(tmp_path, dora)) == []
 
 
 @pytest.mark.parametrize(
@@ -449,7 +518,7 @@ def test_a_task_without_an_output_head_has_no_tie(tmp_path: Path, config: dict[s
     assert codes(alone) == []
 
 
-def test_codes_of_a_quantised_base_are_not_held_against_the_deltas(tmp_path: Path) -> None:
+def test_bw522_is_not_said_of_a_quantised_base(tmp_path: Path) -> None:
     packed: Any = {f"{EMBED}.weight": table(), f"{LAYER}.weight": np.zeros((32, 1), np.uint8)}
     base = write(tmp_path / "base", packed, TIED_LLAMA)
     assert codes(audit_adapter(adapter(tmp_path, lora(LAYER)), base=base)) == []
