@@ -318,7 +318,7 @@ def _read_file(files: FileSet, name: str) -> _File:
             lints = [
                 Lint(
                     kind=LintKind.MISALIGNED if warning.kind == "misaligned" else LintKind.ODD_NAME,
-                    message=f"{name}: {warning.message}",
+                    message=warning.message,
                     files=(name,),
                     tensors=warning.tensors,
                 )
