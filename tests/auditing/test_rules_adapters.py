@@ -321,8 +321,30 @@ def test_bw507_shared_of_a_t5_is_not_called(tmp_path: Path) -> None:
 def test_bw509_methods_whose_merge_was_not_run(tmp_path: Path) -> None:
     loha = {f"{BASE}lm_head.hada_w1_a": table(ROWS, RANK)}
     assert codes(audited(tmp_path, loha, peft_type="LOHA")) == ["BW509"]
+    mixed = {**rows_of(HEAD), **of_embedding()}
+    assert codes(audited(tmp_path, mixed, trainable_token_indices={"lm_head": [1, 2]})) == ["BW509"]
+
+
+def test_bw504_a_copy_beside_a_delta_of_the_other_end(tmp_path: Path) -> None:
     mixed = {**of_head(), f"{BASE}{EMBED}.weight": table()}
-    assert codes(audited(tmp_path, mixed, modules_to_save=["embed_tokens"])) == ["BW509"]
+    report = audited(tmp_path, mixed, modules_to_save=["embed_tokens"])
+    assert codes(report) == ["BW504"]
+    assert only(report, "BW504").severity is Severity.WARNING
+    base = write(tmp_path / "t5", {"shared.weight": table()}, T5)
+    beside = {f"{BASE}lm_head.weight": table(), **of_embedding(module="shared")}
+    place = adapter(tmp_path / "t5", beside, target_modules=["shared"], modules_to_save=["lm_head"])
+    assert "the other change reaches" in only(audit_adapter(place, base=base), "BW504").message
+
+
+def test_bw510_rows_of_a_tied_embedding_inside_a_lora_of_the_head(tmp_path: Path) -> None:
+    report = audited(tmp_path, {**rows_of(EMBED), **of_head()}, trainable_token_indices=[1, 2])
+    assert codes(report) == ["BW510"]
+    assert texts(report)[1].startswith("merge_lora: refuses: a module has one adapter inside another")
+
+
+def test_bw510_is_not_said_of_an_untied_base(tmp_path: Path) -> None:
+    report = audited(tmp_path, {**rows_of(EMBED), **of_head()}, tied=False, trainable_token_indices=[1, 2])
+    assert codes(report) == []
 
 
 def test_bw509_is_not_said_of_other_methods_in_the_layers(tmp_path: Path) -> None:

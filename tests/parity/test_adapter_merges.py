@@ -23,7 +23,7 @@ from bowline.auditing import audit_adapter
 from bowline.auditing.adapter_evidence import AdapterEvidence, Holds, Merge
 from bowline.auditing.adapter_merge import PEFT_RUN, TRANSFORMERS_RUN
 from bowline.checkpoint.formats.peft_adapter import KNOWN_TYPES
-from bowline.errors import TieError
+from bowline.errors import TieError, UsageError
 from bowline.nn import merge_lora
 
 pytestmark = [
@@ -209,6 +209,8 @@ CASES = [
         "BW502",
     ),
     Case("llama", {"token_indices": [1, 2, 3]}, ONE, ONE),
+    Case("llama", {"target_modules": ["q_proj", H_], "modules_to_save": [E_]}, PARTED, PARTED, "BW504"),
+    Case("llama", {"target_modules": ["q_proj", E_], "modules_to_save": [H_]}, PARTED, PARTED, "BW504"),
     # an untied base: every end gets its own
     Case("llama", LORA_BOTH, "own own none exact", "own own none exact", tied=False),
     Case("llama", Q | {"modules_to_save": [H_]}, "base own none exact", "base own none exact", tied=False),
@@ -264,6 +266,13 @@ CASES = [
         "BW506",
         tied=False,
     ),
+    Case(
+        "bert",
+        {"target_modules": ["query", "decoder"], "modules_to_save": ["word_embeddings"]},
+        "own own parted wrong",
+        PARTED,
+        "BW504",
+    ),
     # T5: four modules of one matrix, of which `shared` is not called
     Case("t5", {"target_modules": [H_]}, "others own stays wrong", "base own parted exact", "BW501"),
     Case("t5", {"target_modules": ["shared"]}, "own others stays wrong", "own base parted exact", "BW501 BW507"),
@@ -277,6 +286,13 @@ CASES = [
         "BW504 BW507",
     ),
     Case("t5", {"target_modules": ["q"], "trainable_token_indices": [1, 2]}, ONE, ONE),
+    Case(
+        "t5",
+        {"target_modules": ["q", "shared"], "modules_to_save": [H_]},
+        "own own parted wrong",
+        PARTED,
+        "BW504 BW507",
+    ),
 ]
 
 
@@ -359,6 +375,26 @@ def test_the_merges_do_what_the_audit_says(case: Case, bases: Callable[[str, boo
     assert list(disagreements(base, place, evidence, tmp_path)) == []
     found = {finding.code for finding in report.findings if finding.severity.value != "info"}
     assert " ".join(sorted(found)) == case.codes
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_an_adapter_inside_another_is_merged_by_neither(
+    family: str, bases: Callable[[str, bool], Base], tmp_path: Path
+) -> None:
+    head = {"llama": H_, "bert": "decoder"}[family]
+    case = Case(family, {"target_modules": [head], "trainable_token_indices": [1, 2]}, "", "")
+    base = bases(family, True)
+    saved_adapter(case, base, place := tmp_path / "adapter")
+    report = audit_adapter(place)
+    assert "BW510" in {finding.code for finding in report.findings}
+    model = loaded(base, place)
+    before = logits(model)
+    after = model.merge_and_unload()
+    assert (logits(after) - before).abs().max() > 0.01
+    with pytest.raises(RuntimeError, match="shared tensors"):
+        after.save_pretrained(tmp_path / "merged")
+    with pytest.raises(UsageError, match="one inside the other"):
+        merge_lora(loaded(base, place), on_tie="untie")
 
 
 def test_the_versions_that_ran_are_those_that_the_audit_names() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from bowline.auditing.adapter_evidence import AdapterDelta, BaseModel, DeltaKind, End, Holds, Merge, MergedEnd
 from bowline.wording import joined
 
-__all__ = ["PEFTS_NAMES", "PEFT_RUN", "TRANSFORMERS_RUN", "predict_merges"]
+__all__ = ["PEFTS_NAMES", "PEFT_RUN", "TRANSFORMERS_RUN", "nests", "predict_merges"]
 
 PEFT_RUN, TRANSFORMERS_RUN = "0.21.2", "5.23.0"
 """The versions that the outcomes were seen in."""
@@ -74,7 +74,12 @@ def _peft_tied(base: BaseModel, deltas: Sequence[AdapterDelta], alike: bool | No
     words = joined([delta.place.module for delta in deltas])
     if not deltas:
         return _peft(base, Holds.BASE, UNCHANGED + ", and the tie stays", stays=True, exact=True)
-    if DeltaKind.OTHER in kinds or (len(kinds) > 1 and kinds != set(FACTORS)):
+    if nests(base, deltas):
+        text = f"one of the two adapters of {words} is lost, and save_pretrained refuses the merged model"
+        return _peft(base, Holds.OPEN, text, stays=None, exact=False)
+    if _copies_beside_one_delta(deltas):
+        return _parted_copies(base, deltas)
+    if DeltaKind.OTHER in kinds or not (len(kinds) == 1 or kinds <= set(FACTORS)):
         return _peft(base, Holds.OPEN, "not known: this was not run", stays=None, exact=None)
     if kinds <= set(FACTORS):
         if len(deltas) == 1:
@@ -101,22 +106,51 @@ def _peft_tied(base: BaseModel, deltas: Sequence[AdapterDelta], alike: bool | No
             return _peft(
                 base, Holds.OWN, "both ends get the one trained copy, and the tie stays", stays=True, exact=True
             )
-        return _parted_copies(base, changed, words)
+        return _parted_copies(base, deltas)
     return _rows(base, deltas, alike, changed, words)
 
 
-def _parted_copies(base: BaseModel, changed: set[str], words: str) -> Merge:
-    """Trained copies part the ends; a bias that the same flag ties is then lost at the next load, unless copied too."""
-    text = f"{words} becomes its own matrix; the tie is undone and the flag set to false"
-    if len(changed) > 1:
-        text = f"{words} become matrices of their own; the tie is undone and the flag set to false"
-    loses_bias = base.bias_tied and not any(place.module in changed for place in base.places if place.end is End.HEAD)
-    unused = sorted(changed & base.unused)
+def _parted_copies(base: BaseModel, deltas: Sequence[AdapterDelta]) -> Merge:
+    """Trained copies part the ends; a bias that the same flag ties is then lost at the next load, unless copied too.
+
+    A delta beside them goes into the base's matrix, and so into every module that has no copy.
+    """
+    changed = {delta.place.module for delta in deltas}
+    copies = [delta.place.module for delta in deltas if delta.kind is DeltaKind.COPY]
+    reached = [place.module for place in base.places if place.module not in changed]
+    matrices = "become matrices of their own" if len(copies) > 1 else "becomes its own matrix"
+    text = f"{joined(copies)} {matrices}; the tie is undone and the flag set to false"
+    loses_bias = base.bias_tied and not any(place.module in copies for place in base.places if place.end is End.HEAD)
+    unused = sorted(set(copies) & base.unused)
+    strays = bool(reached) and len(copies) < len(deltas)
     if loses_bias:
         text += "; the flag tied the head's bias too, which is stored once: the next load draws it afresh"
     if unused:
         text += f"; the next load ties the modules that look tokens up to {unused[0]}"
-    return _peft(base, Holds.BASE, text, stays=False, exact=not loses_bias and not unused, own=changed)
+    if strays:
+        text += f"; the other change reaches {joined(reached)} too"
+    exact = not loses_bias and not unused and not strays
+    return _peft(base, Holds.OTHERS if strays else Holds.BASE, text, stays=False, exact=exact, own=changed)
+
+
+def nests(base: BaseModel, deltas: Sequence[AdapterDelta]) -> bool:
+    """Whether a module has one adapter inside another: PEFT trains rows of a tied embedding for every end.
+
+    A LoRA on another end of the tie then wraps them.
+    """
+    rows = [delta for delta in deltas if delta.kind is DeltaKind.ROWS]
+    others = [delta for delta in deltas if delta.kind in FACTORS]
+    one_each = len(rows) == 1 and len(rows) + len(others) == len(deltas) and bool(others)
+    return one_each and rows[0].place is base.source and all(delta.place is not base.source for delta in others)
+
+
+def _copies_beside_one_delta(deltas: Sequence[AdapterDelta]) -> bool:
+    kinds = [delta.kind for delta in deltas]
+    return (
+        DeltaKind.COPY in kinds
+        and sum(kind is not DeltaKind.COPY for kind in kinds) == 1
+        and not (set(kinds) & {DeltaKind.ROWS, DeltaKind.OTHER})
+    )
 
 
 def _rows(base: BaseModel, deltas: Sequence[AdapterDelta], alike: bool | None, changed: set[str], words: str) -> Merge:
@@ -155,12 +189,18 @@ def _ours_tied(base: BaseModel, deltas: Sequence[AdapterDelta], alike: bool | No
         or (rows and ((len(deltas) == 1 and deltas[0].place is base.source) or (everywhere and alike is True)))
         or (everywhere and alike is True and kinds == {DeltaKind.LORA})
     )
+    stays: bool | None
     bias = rows and base.head_bias
     after = "; the head's bias, which PEFT leaves out while the adapter is on, counts again" if bias else ""
-    if one:
+    if nests(base, deltas):
+        holds, stays = Holds.OPEN, None
+        text = "refuses: a module has one adapter inside another, and PEFT merges only the outer one"
+    elif DeltaKind.OTHER in kinds or (DeltaKind.ROWS in kinds and len(kinds) > 1):
+        holds, stays, text = Holds.OPEN, None, "not known: this was not run"
+    elif one:
         holds = Holds.OWN if deltas else Holds.BASE
         text = "every end gets the one change once, and the tie stays" if deltas else UNCHANGED + ", and the tie stays"
-        stays: bool | None = True
+        stays = True
     elif alike is None and len(deltas) > 1 and kinds <= {DeltaKind.LORA, DeltaKind.ROWS}:
         holds, stays = Holds.OPEN, None
         text = 'keeps the tie if the ends carry the same values, and otherwise refuses; on_tie="untie" parts them'

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bowline.auditing.adapter_evidence import AdapterDelta, AdapterEvidence, DeltaKind, End, Merge
-from bowline.auditing.adapter_merge import PEFT, PEFT_RUN, PEFTS_NAMES
+from bowline.auditing.adapter_merge import PEFT, PEFT_RUN, PEFTS_NAMES, nests
 from bowline.auditing.rules.rule import Observation, Severity, adapter_rule
 from bowline.wording import joined
 
@@ -66,7 +66,7 @@ def separate_deltas(evidence: AdapterEvidence) -> Iterator[Observation]:
     Reported in: huggingface/peft#2864
     """
     kinds = {delta.kind for delta in evidence.loaded}
-    if not evidence.base.tied or len(evidence.loaded) < 2 or DeltaKind.COPY in kinds or DeltaKind.OTHER in kinds:
+    if not evidence.base.tied or len(evidence.loaded) < 2 or not (kinds <= set(FACTORS) or kinds == {DeltaKind.ROWS}):
         return
     if kinds == {DeltaKind.LORA} and evidence.alike:
         return
@@ -264,7 +264,7 @@ def merge_not_known(evidence: AdapterEvidence) -> Iterator[Observation]:
     """The adapter changes an end of a tie in a way whose merge was not run.
 
     What: the base is tied, and the adapter uses another method of PEFT than LoRA at one of its ends, or several methods
-    at once (a trained copy of the embedding and a LoRA on the head, for example).
+    at once in a way that is not named elsewhere (trained rows of the head and a LoRA on the embedding, for example).
 
     Why it hurts: the merge may change the other end as well, as it does for LoRA.
 
@@ -279,6 +279,31 @@ def merge_not_known(evidence: AdapterEvidence) -> Iterator[Observation]:
             message=f"the base is tied and {what} ({evidence.adapter.config.peft_type}): what PEFT's merge makes of it "
             "was not run",
             help="merge a copy, and compare its logits with those of the adapter model",
+            tensors=tuple(name for delta in evidence.loaded for name in _names(delta)),
+            file=evidence.adapter.file,
+        )
+
+
+@adapter_rule("BW510", "adapter-in-adapter", Severity.ERROR)
+def adapter_in_adapter(evidence: AdapterEvidence) -> Iterator[Observation]:
+    """Rows of a tied embedding and a LoRA of its head: the head has one adapter inside another.
+
+    What: the base is tied, `trainable_token_indices` trains rows of the input embedding, which PEFT trains for every
+    end of the tie, and the head has a LoRA as well.
+
+    Why it hurts: PEFT 0.21.2 merges only the outer adapter. The merged model computes other logits than the adapter
+    model, and `save_pretrained` refuses it. `merge_lora` refuses to merge.
+
+    Example: `LoraConfig(target_modules=["q_proj", "lm_head"], trainable_token_indices=[1, 2])` on a tied model.
+
+    Fix: leave the head out of `target_modules`, and train again.
+    """
+    if evidence.base.tied and nests(evidence.base, evidence.loaded):
+        each = joined([f"{delta.place.module} has {delta}" for delta in evidence.loaded])
+        yield Observation(
+            message=f"{each}, and the rows count for every end of the tie: PEFT's merge ({PEFT_RUN}) loses one of the "
+            "two",
+            help="leave the head out of target_modules, and train again",
             tensors=tuple(name for delta in evidence.loaded for name in _names(delta)),
             file=evidence.adapter.file,
         )
