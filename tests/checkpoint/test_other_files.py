@@ -63,12 +63,6 @@ def test_a_whole_model_with_an_adapter_in_it_is_no_adapter() -> None:
     assert not holds_adapter([])
 
 
-def test_an_onnx_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.onnx").write_bytes(b"\x08\x07")
-    assert "model.onnx: an ONNX graph, expected a whole model" in refused(tmp_path / "model.onnx").message
-    assert "no model here; model.onnx is an ONNX graph; expected" in refused(tmp_path).message
-
-
 def test_a_model_beside_such_files_is_still_the_model(tmp_path: Path) -> None:
     tied_gpt2(tmp_path)
     (tmp_path / "model.gguf").write_bytes(gguf_file({}))

@@ -77,7 +77,7 @@ def test_two_files_under_other_names_are_not_guessed_between(tmp_path: Path) -> 
         read(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["training_args.bin", "model.onnx", "config.json", "model.safetensors.tmp"])
+@pytest.mark.parametrize("file", ["training_args.bin", "model.onnx_data", "config.json", "model.safetensors.tmp"])
 def test_other_files_are_no_model(tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_bytes(b"{}")
     with pytest.raises(NoCheckpointError, match=f"no model here.*found '{file}'"):

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from bowline.checkpoint.formats.dtypes import BITS, decode
 from bowline.checkpoint.formats.gguf import GGUF_SUFFIX
 from bowline.checkpoint.formats.gguf.ggml_types import BLOCKS
-from bowline.checkpoint.formats.other_files import OTHER_SUFFIXES
+from bowline.checkpoint.formats.onnx import ONNX_SUFFIX, SCALED
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import loads
 from bowline.checkpoint.lint import Lint, LintKind
-from bowline.checkpoint.places.byte_source import ByteSource, LocalFile
+from bowline.checkpoint.places.byte_source import ByteSource, LocalFile, MemoryBytes
 from bowline.checkpoint.places.closeable import Closing
 from bowline.checkpoint.places.file_set import FileSet
 from bowline.checkpoint.places.local_directory import LocalDirectory, directories_where
@@ -30,11 +30,14 @@ if TYPE_CHECKING:
 
     from bowline.checkpoint.formats.gguf.header import GGUFHeader
     from bowline.checkpoint.formats.gguf.text_arrays import TokenIds
+    from bowline.checkpoint.formats.onnx.model import OnnxModel
 
 __all__ = ["Checkpoint", "checkpoints_at", "find_checkpoints", "open_checkpoint"]
 
 CONFIG = "config.json"
 BLOCK_BYTES = 1 << 20
+FEW_ELEMENTS = 1 << 14
+"""Strided rows that reach over no more elements than this are read in one piece."""
 MOST_DIRECTORIES = 1000
 """An error looks at no more directories than this for checkpoints that could have been meant."""
 HUB_GGUF = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)/(?P<file>[^@\\]+\.gguf)(?P<revision>@[^\s@]+)?")
@@ -45,7 +48,8 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[^\s@]+)?")
 def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint: a directory, one of its files, or a Hub repository (`org/name[@revision]`).
 
-    A GGUF file is a checkpoint of its own, also on the Hub (`org/name/file.gguf[@revision]`).
+    A GGUF file is a checkpoint of its own, also on the Hub (`org/name/file.gguf[@revision]`). So is an ONNX file on
+    this machine: its tensors are its initializers, the table and the head with the vocabulary's rows first.
 
     Only headers and `config.json` are read here; tensors are read when rows are asked for. A path on disk takes
     precedence over a Hub repository of the same name.
@@ -71,10 +75,10 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
             return _open_directory(path)
         if path.name == CONFIG:
             return Checkpoint(LocalDirectory(path.parent))
-        if is_weight_file(path.name) or path.name.endswith((INDEX_SUFFIX, *OTHER_SUFFIXES)):
+        if is_weight_file(path.name) or path.name.endswith(INDEX_SUFFIX):
             return Checkpoint(LocalDirectory(path.parent), only=path.name, location=name)
         raise NoCheckpointError(
-            f"{name}: expected a directory, *.safetensors, *.bin, *.gguf, an index or config.json",
+            f"{name}: expected a directory, *.safetensors, *.bin, *.gguf, *.onnx, an index or config.json",
             help="give the directory that holds config.json and the weights",
         )
     one = HUB_GGUF.fullmatch(name)
@@ -96,8 +100,8 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
 def find_checkpoints(root: str | os.PathLike[str]) -> tuple[Path, ...]:
     """The directories that hold a model, `root` and below; checkpoint-500 comes before checkpoint-1000.
 
-    GGUF files are named one by one if a directory holds several, or other weights beside them: each is a checkpoint of
-    its own. Links to directories and hidden directories are not entered.
+    GGUF and ONNX files are named one by one if a directory holds several, or other weights beside them: each is a
+    checkpoint of its own. Links to directories and hidden directories are not entered.
     """
     found: list[Path] = []
     for directory in directories_where(root, holds_weights):
@@ -108,7 +112,9 @@ def find_checkpoints(root: str | os.PathLike[str]) -> tuple[Path, ...]:
 
 
 def checkpoints_at(path: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """The checkpoints that a directory stands for: itself, or its GGUF files if it holds several and no other weights.
+    """The checkpoints that a directory stands for: itself, or its GGUF or ONNX files if these are all its weights.
+
+    It stands for itself too if there is one such file alone.
 
     Anything else that `open_checkpoint` takes stands for itself.
     """
@@ -120,18 +126,21 @@ def checkpoints_at(path: str | os.PathLike[str]) -> tuple[Path, ...]:
 
 
 def _models_in(directory: Path) -> tuple[bool, list[Path]]:
-    """Whether a directory holds weights that are not GGUF, and the GGUF files in it that stand for a model each."""
+    """Whether a directory holds weights in other formats, and the GGUF and ONNX files in it: a model each."""
     try:
         names = sorted(os.listdir(directory))  # noqa: PTH208 - as the names that holds_weights takes
     except OSError:  # opening it says so
         return True, []
     ggufs = [name for name in names if name.endswith(GGUF_SUFFIX)]
-    if not ggufs:
-        return True, []
-    from bowline.checkpoint.formats.gguf.split_files import gguf_models  # imported only for GGUF files
+    models = [name for name in names if name.endswith(ONNX_SUFFIX)]
+    if ggufs:
+        from bowline.checkpoint.formats.gguf.split_files import gguf_models  # imported only for GGUF files
 
-    other = holds_weights(name for name in names if not name.endswith(GGUF_SUFFIX))
-    return other, [directory / name for name in gguf_models(ggufs)]
+        models += gguf_models(ggufs)
+    elif not models:
+        return True, []
+    other = holds_weights(name for name in names if not name.endswith((GGUF_SUFFIX, ONNX_SUFFIX)))
+    return other, [directory / name for name in sorted(models)]
 
 
 def _open_directory(path: Path) -> Checkpoint:
@@ -163,6 +172,7 @@ class Checkpoint(Closing):
         self.location = location or files.location
         self._sources: dict[str, ByteSource] = {}
         self._maps: dict[str, memoryview] = {}
+        self._decoded: dict[str, MemoryBytes] = {}
         try:
             self._weights: Weights = read_weights(files, only)
         except BaseException as error:
@@ -190,6 +200,11 @@ class Checkpoint(Closing):
     def gguf(self) -> GGUFHeader | None:
         """The header of a model in GGUF, the format of llama.cpp; `None` for every other format."""
         return self._weights.gguf
+
+    @property
+    def onnx(self) -> OnnxModel | None:
+        """The table, the heads and the scales of a model in ONNX; `None` for every other format."""
+        return self._weights.onnx
 
     def token_ids(self) -> TokenIds | None:
         """The tokens that a GGUF file holds, by text; `None` if it has none, or for every other format."""
@@ -220,6 +235,8 @@ class Checkpoint(Closing):
     def _config_and_lints(self) -> tuple[Mapping[str, Any] | None, tuple[Lint, ...]]:
         if self.gguf is not None:
             return self.gguf.plain_values, ()
+        if self.onnx is not None and not self.files.has(CONFIG):  # a graph needs no config
+            return None, ()
         if not self.files.has(CONFIG):
             return None, (
                 Lint(
@@ -246,7 +263,8 @@ class Checkpoint(Closing):
         """Rows `[start, stop)` of a tensor (along its first axis), exact, in native numpy types.
 
         bf16 and the 8-bit floats come as float32, which holds each of their values exactly. Quantised rows of GGUF come
-        as float32, the same numbers that the package `gguf` gives.
+        as float32, the same numbers that the package `gguf` gives; and so do the codes of a table or head that an ONNX
+        graph dequantises.
 
         Raises:
             UsageError: the checkpoint has no such tensor, or the tensor has no such rows.
@@ -258,6 +276,8 @@ class Checkpoint(Closing):
         if not 0 <= start <= stop <= count:
             raise UsageError(f"{name}: rows {start} to {stop} were requested, but it has {count}")
         shape = (stop - start, *tensor.shape[1:]) if tensor.shape else ()
+        if tensor.dtype in SCALED:
+            return self._scaled(tensor, start, shape)
         if tensor.strides is not None:
             return self._strided(tensor, start, shape)
         if tensor.dtype in BLOCKS:
@@ -285,7 +305,8 @@ class Checkpoint(Closing):
             raise UsageError(
                 f"{name}: {buffer.nbytes} bytes from row {start} were requested, but it has {tensor.nbytes} in all"
             )
-        self._source(tensor.file).read_into(tensor.offset + start * per_row, buffer)
+        source, offset = self._bytes_of(tensor)
+        source.read_into(offset + start * per_row, buffer)
 
     def stored_bytes(self, tensor: StoredTensor, *, mapped: bool = True) -> tuple[memoryview, int]:
         """A writable buffer that holds the bytes of one of `tensors`, and the position in it where they begin.
@@ -293,16 +314,16 @@ class Checkpoint(Closing):
         With `mapped`, for a file on this machine, the buffer is the whole file, mapped copy on write
         (`LocalFile.map`). Otherwise the bytes are read as stored, strides included.
         """
-        if mapped and tensor.file in self._maps:
+        source, offset = self._bytes_of(tensor)
+        if mapped and isinstance(source, LocalFile) and tensor.file in self._maps:
             return self._maps[tensor.file], tensor.offset
-        source = self._source(tensor.file)
         if mapped and isinstance(source, LocalFile) and tensor.nbytes:
             self._maps[tensor.file] = memoryview(source.map())
             return self._maps[tensor.file], tensor.offset
         import numpy as np
 
         buffer = np.empty(tensor.nbytes, dtype=np.uint8).data  # a bytearray would be zeroed first
-        source.read_into(tensor.offset, buffer)
+        source.read_into(offset, buffer)
         return buffer, 0
 
     def _dequantised(self, tensor: StoredTensor, start: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -318,6 +339,41 @@ class Checkpoint(Closing):
         self.read_rows_into(tensor.name, start, memoryview(buffer))
         return dequantise(buffer, tensor.dtype, shape)
 
+    def _scaled(self, tensor: StoredTensor, start: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Rows of a matrix of codes that an ONNX graph dequantises."""
+        from bowline.checkpoint.formats.onnx.model import dequantise  # imported only for ONNX files
+
+        assert self.onnx is not None
+        scaling = self.onnx.scaling[tensor.name]
+        codes = tensor._replace(dtype=SCALED[tensor.dtype])
+        if codes.strides is not None:
+            rows = self._strided(codes, start, shape)
+        else:
+            buffer = bytearray(math.prod(shape))
+            self.read_rows_into(tensor.name, start, memoryview(buffer))
+            rows = decode(buffer, codes.dtype, shape)
+        parts = []
+        for name in (scaling.scale, scaling.zero_point):
+            factor = None if name is None else self.rows(name).reshape(-1)
+            if factor is not None and factor.size > 1:
+                by_row = (scaling.axis == 0) == (tensor.strides is None)
+                factor = factor[start : start + shape[0], None] if by_row else factor
+            parts.append(factor)
+        assert parts[0] is not None
+        return dequantise(rows, parts[0], parts[1])
+
+    def _bytes_of(self, tensor: StoredTensor) -> tuple[ByteSource, int]:
+        """The file of a tensor's bytes, and where they begin; numbers that ONNX stores as varints come from memory."""
+        stored = self.onnx.coded.get(tensor.name) if self.onnx is not None else None
+        if stored is None:
+            return self._source(tensor.file), tensor.offset
+        if tensor.name not in self._decoded:
+            from bowline.checkpoint.formats.onnx.model import varint_bytes  # imported only for ONNX files
+
+            raw = varint_bytes(self._source(tensor.file), tensor, stored)
+            self._decoded[tensor.name] = MemoryBytes(tensor.file, raw)
+        return self._decoded[tensor.name], 0
+
     def _strided(self, tensor: StoredTensor, start: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Rows of a tensor with strides: reads the bytes that they span, and takes the view in memory."""
         import numpy as np
@@ -327,8 +383,16 @@ class Checkpoint(Closing):
             return decode(b"", tensor.dtype, shape)
         itemsize = BITS[tensor.dtype] // 8
         reach = sum((extent - 1) * stride for extent, stride in zip(shape, tensor.strides, strict=True))
-        offset = tensor.offset + start * tensor.strides[0] * itemsize
-        raw = self._source(tensor.file).read_at(offset, (reach + 1) * itemsize)
+        source, offset = self._bytes_of(tensor)
+        offset += start * tensor.strides[0] * itemsize
+        sparse = reach > FEW_ELEMENTS and reach > 2 * math.prod(shape)
+        if sparse and tensor.strides[0] == 1 and len(shape) == 2 and isinstance(source, (LocalFile, MemoryBytes)):
+            columns = bytearray(math.prod(shape) * itemsize)
+            for column in range(shape[1]):  # a transposed matrix: each column of these rows stands together
+                part = memoryview(columns)[column * shape[0] * itemsize : (column + 1) * shape[0] * itemsize]
+                source.read_into(offset + column * tensor.strides[1] * itemsize, part)
+            return np.ascontiguousarray(decode(columns, tensor.dtype, shape[::-1]).T)
+        raw = source.read_at(offset, (reach + 1) * itemsize)
         flat = decode(raw, tensor.dtype, (reach + 1,))
         view = np.lib.stride_tricks.as_strided(
             flat, shape, tuple(stride * flat.itemsize for stride in tensor.strides), writeable=False
@@ -352,6 +416,7 @@ class Checkpoint(Closing):
             source.close()
         self._sources.clear()
         self._maps.clear()
+        self._decoded.clear()
         self.files.close()
 
 
@@ -361,7 +426,7 @@ def row_bytes(tensor: StoredTensor) -> int:
         if len(tensor.shape) == 1:
             raise FormatError(f"{tensor.name}: a vector of {tensor.dtype}, whose elements are not stored one by one")
         return tensor.nbytes // max(1, tensor.shape[0])
-    bits = math.prod(tensor.shape[1:]) * BITS[tensor.dtype]
+    bits = math.prod(tensor.shape[1:]) * BITS[SCALED.get(tensor.dtype, tensor.dtype)]
     if bits % 8:
         raise FormatError(f"{tensor.name}: a row has {bits} bits, expected whole bytes")
     return bits // 8

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from bowline.checkpoint.formats.gguf import GGUF_SUFFIX
+from bowline.checkpoint.formats.onnx import ONNX_SUFFIX
 from bowline.checkpoint.formats.other_files import (
     ADAPTER_CONFIG,
-    OTHER_SUFFIXES,
     FileKind,
     adapter_kind,
     file_kind,
@@ -26,16 +26,19 @@ from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import loads, shown
 from bowline.checkpoint.lint import Lint, LintKind
 from bowline.checkpoint.places.file_set import FileSet
+from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.errors import CheckpointError, FormatError, NoCheckpointError
 from bowline.wording import listed
 
 if TYPE_CHECKING:
     from bowline.checkpoint.formats.gguf.header import GGUFHeader
+    from bowline.checkpoint.formats.onnx.model import OnnxModel
 
 __all__ = ["Weights", "holds_weights", "is_weight_file", "read_weights"]
 
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 INDEX_SUFFIX = ".index.json"
+DOWNLOAD = "ONNX is audited on this machine: download the repository, and give the directory or the file"
 MOST_SHARDS = 10_000
 """An index names no more files than this; the largest published models have a few hundred."""
 SHARD_NAME = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)")
@@ -63,6 +66,8 @@ class Weights:
     lints: tuple[Lint, ...]
     gguf: GGUFHeader | None = None
     """The header, if the model is in the format of llama.cpp."""
+    onnx: OnnxModel | None = None
+    """The table, the heads and the scales, if the model is in ONNX."""
     part: bool = False
     """Whether this is one shard of several, asked for by name."""
 
@@ -80,8 +85,8 @@ class _File:
 
 
 def is_weight_file(name: str) -> bool:
-    """Whether a file of this name can hold tensors: `*.safetensors`, `*.bin` or `*.gguf`."""
-    return name.endswith((".safetensors", ".bin", GGUF_SUFFIX))
+    """Whether a file of this name can hold tensors: `*.safetensors`, `*.bin`, `*.gguf` or `*.onnx`."""
+    return name.endswith((".safetensors", ".bin", GGUF_SUFFIX, ONNX_SUFFIX))
 
 
 def holds_weights(names: Iterable[str]) -> bool:
@@ -92,7 +97,7 @@ def holds_weights(names: Iterable[str]) -> bool:
         (True, False)
     """
     return any(
-        name.endswith((".safetensors", GGUF_SUFFIX))
+        name.endswith((".safetensors", GGUF_SUFFIX, ONNX_SUFFIX))
         or name in [single + INDEX_SUFFIX for single in SINGLE_FILES]
         or re.fullmatch(r"(pytorch|adapter)_model.*\.bin", name)
         for name in names
@@ -127,6 +132,8 @@ def read_weights(files: FileSet, only: str | None = None) -> Weights:
         return _single(files, candidates[0])
     if not candidates and any(name.endswith(GGUF_SUFFIX) for name in names):
         return _gguf(files, _only_gguf(files))
+    if not candidates and any(name.endswith(ONNX_SUFFIX) for name in names):
+        return _onnx(files, _only_onnx(files))
     raise _no_model(files, candidates)
 
 
@@ -157,10 +164,37 @@ def _only_gguf(files: FileSet) -> str:
     return models[0]
 
 
+def _onnx(files: FileSet, name: str) -> Weights:
+    """Read an ONNX file of this machine; on the Hub a transposed head would take a request for each column."""
+    if not isinstance(files, LocalDirectory):
+        raise _not_whole(f"{files.location}: {name}", FileKind("an ONNX graph on the Hub", DOWNLOAD))
+    from bowline.checkpoint.formats.onnx.model import read_onnx  # imported only for ONNX files
+
+    model = read_onnx(files, name)
+    return Weights(tensors=model.tensors, files=model.files, metadata={}, lints=(), onnx=model)
+
+
+def _only_onnx(files: FileSet) -> str:
+    """The one ONNX file in `files`; raises `NoCheckpointError` if there are several."""
+    models = sorted(name for name in files.sizes() if name.endswith(ONNX_SUFFIX) and "/" not in name)
+    if len(models) != 1:
+        raise NoCheckpointError(
+            f"{files.location}: {len(models)} ONNX files, each a graph of its own ({_some(models)})"
+            if models
+            else f"{files.location}: no model here, but ONNX graphs below",
+            help=f"give one of them, such as {files.place_of(models[0])}; `bowline audit` audits each of a directory"
+            if models
+            else DOWNLOAD,
+        )
+    return models[0]
+
+
 def _alone(files: FileSet, name: str) -> Weights:
     """Read one file that was asked for by name, and ignore the files beside it."""
     if name.endswith(GGUF_SUFFIX):
         return _gguf(files, name)
+    if name.endswith(ONNX_SUFFIX):
+        return _onnx(files, name)
     kind = file_kind(files, name)
     if kind is not None:
         raise _not_whole(name, kind)
@@ -412,13 +446,10 @@ def _no_model(files: FileSet, candidates: list[str]) -> NoCheckpointError:
             f"{files.location}: several files could be the model ({_some(candidates)}), expected model.safetensors",
             help="name one of the files instead of the directory",
         )
-    other = next((name for name in sorted(files.sizes()) if name.endswith(OTHER_SUFFIXES)), None)
-    kind = file_kind(files, other) if other is not None else None
-    what = f"no model here; {other} is {kind.name}" if kind is not None else "no model here"
     seen = _some(sorted(files.sizes())) or "no files"
     return NoCheckpointError(
-        f"{files.location}: {what}; expected model.safetensors, pytorch_model.bin or an index, found {seen}",
-        help=kind.help if kind is not None else "give the directory that holds config.json and the weights",
+        f"{files.location}: no model here; expected model.safetensors, pytorch_model.bin or an index, found {seen}",
+        help="give the directory that holds config.json and the weights",
     )
 
 

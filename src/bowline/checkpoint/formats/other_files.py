@@ -1,4 +1,4 @@
-"""Says what a file is that holds no whole model: a PEFT adapter, an ONNX graph."""
+"""Says what a file is that holds no whole model: a PEFT adapter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from bowline.errors import CheckpointError
 
 __all__ = [
     "ADAPTER_CONFIG",
-    "OTHER_SUFFIXES",
     "FileKind",
     "adapter_kind",
     "file_kind",
@@ -20,7 +19,6 @@ __all__ = [
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-OTHER_SUFFIXES = (".onnx",)
 
 
 class FileKind(NamedTuple):
@@ -32,8 +30,6 @@ class FileKind(NamedTuple):
 
 def file_kind(files: FileSet, name: str) -> FileKind | None:
     """What the file `name` of a checkpoint is, if it is of a kind that holds no whole model; otherwise `None`."""
-    if name.endswith(".onnx"):
-        return FileKind("an ONNX graph", "ONNX is not read: give the checkpoint that it was exported from")
     if name.rpartition("/")[2] in ADAPTER_FILES:
         return adapter_kind(files)
     return None
