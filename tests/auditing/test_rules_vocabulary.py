@@ -1,7 +1,8 @@
-"""BW201 to BW209, rows that do not match the ids or have odd values: each code with a near miss."""
+"""BW201 to BW211, rows that do not match the ids or have odd values: each code with a near miss."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from bowline.auditing import Severity
+from tests.checkpoint.sentencepiece_files import model
 from tests.checkpoints import (
     BART,
     BERT,
@@ -382,6 +384,126 @@ def test_bw209_rows_that_are_not_a_multiple_of_eight(tmp_path: Path, rows: int, 
 
 def test_bw209_is_not_said_of_a_multiple_of_eight(tmp_path: Path) -> None:
     assert codes(write(tmp_path, {WTE: table(72)}, {**GPT2, "vocab_size": 72})) == []
+
+
+# --- BW210 vocabularies-differ --------------------------------------------------------------------------------------
+
+LETTERS = {chr(97 + at): at for at in range(10)}
+
+
+def with_vocabulary(directory: Path, lines: str, vocabulary: Mapping[str, int] = LETTERS) -> Path:
+    (tied_gpt2(directory) / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    (directory / "vocab.txt").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def test_bw210_another_token_under_an_id(tmp_path: Path) -> None:
+    found = one(with_vocabulary(tmp_path, "abcdefghji"), "BW210")
+    assert (found.severity, found.file) == (Severity.WARNING, "vocab.txt")
+    assert found.message == (
+        "2 ids have other tokens in vocab.txt than in tokenizer.json: 8 is 'j', and 'i' in tokenizer.json"
+    )
+
+
+def test_bw210_another_number_of_tokens(tmp_path: Path) -> None:
+    (tied_gpt2(tmp_path) / "tokenizer.json").write_text(json.dumps({"model": {"vocab": LETTERS}}))
+    (tmp_path / "tokenizer.model").write_bytes(model((token, 0.0, 1) for token in "abcdefghijkl"))
+    assert one(tmp_path, "BW210").message == "tokenizer.model has 12 tokens, and tokenizer.json 10"
+
+
+def test_bw210_is_not_said_of_equal_vocabularies(tmp_path: Path) -> None:
+    assert codes(with_vocabulary(tmp_path, "abcdefghij")) == []
+
+
+def test_bw210_is_not_said_of_minilm(minilm: Path) -> None:
+    assert (minilm / "vocab.txt").exists()
+    assert "BW210" not in codes(minilm, values=False)
+
+
+def test_bw202_pieces_and_lines_beyond_the_rows(tmp_path: Path) -> None:
+    tied_gpt2(tmp_path)
+    (tmp_path / "vocab.txt").write_text("".join(f"t{at}\n" for at in range(ROWS + 1)))
+    assert "(vocab.txt) has 1 id beyond the table's 64 rows, up to 64 ('t64')" in one(tmp_path, "BW202").message
+    (tmp_path / "tokenizer.model").write_bytes(model((f"t{at}", 0.0, 1) for at in range(ROWS + 2)))
+    assert "(tokenizer.model) has 2 ids beyond" in one(tmp_path, "BW202").message
+    (tmp_path / "tokenizer.model").write_bytes(model((f"t{at}", 0.0, 1) for at in range(ROWS)))
+    assert codes(tmp_path) == []
+
+
+def test_bw404_a_damaged_sentencepiece_model(tmp_path: Path) -> None:
+    (tied_gpt2(tmp_path) / "tokenizer.model").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    found = one(tmp_path, "BW404")
+    assert (found.file, found.severity) == ("tokenizer.model", Severity.WARNING)
+    assert found.message.startswith("tokenizer.model: not a SentencePiece model: ")
+
+
+# --- BW211 odd-norms ------------------------------------------------------------------------------------------------
+
+
+def with_norms(factors: Mapping[int, float], rows: int = 1024, width: int = 64) -> npt.NDArray[np.float32]:
+    values = table(rows, width)
+    for row, factor in factors.items():
+        values[row] *= np.float32(factor)
+    return values
+
+
+def test_bw211_short_rows_with_their_tokens(tmp_path: Path) -> None:
+    tokens = {"<a>": 7, "<b>": 1022, "<c>": 1023}
+    path = unused_gpt2(tmp_path, with_norms({7: 0.4, 1022: 0.4, 1023: 0.3}), tokenizer={"model": {"vocab": tokens}})
+    found = one(path, "BW211")
+    assert (found.severity, found.tensors) == (Severity.INFO, (WTE,))
+    assert f"{WTE} has 3 rows with norms far below all others, 2.5 to 3.3 where the median is 8" in found.message
+    assert found.message.endswith("(7, 1022-1023); among them '<a>', '<b>', '<c>'")
+    assert 'resize_vocab(new_rows="scaled-mean")' in found.help
+
+
+def test_bw211_a_long_row(tmp_path: Path) -> None:
+    found = one(unused_gpt2(tmp_path, with_norms({5: 3})), "BW211")
+    assert "has 1 row with a norm far above all others" in found.message
+    assert "scaled-mean" not in found.help
+
+
+def test_bw211_rows_added_as_a_mean_are_found_where_norms_are_estimated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bowline.auditing.row_scan.NORM_ELEMENTS", 1 << 10)
+    values = with_norms({}, rows=2048, width=320) + np.float32(0.4)
+    values[9, :256] *= np.float32(0.1)  # short in the columns that are looked at, and not as a whole
+    values[9, 256:] *= np.float32(2)
+    values[8] = values.mean(axis=0)
+    found = one(unused_gpt2(tmp_path, values), "BW211")
+    assert "1 row with a norm far below all others" in found.message
+    assert "(8)" in found.message
+
+
+@pytest.mark.parametrize("width", [8, 16, 64, 576, 4096])
+def test_bw211_is_not_said_of_fresh_tables(tmp_path: Path, width: int) -> None:
+    for seed in range(3):
+        values = table(512 if width > 64 else 8192, width, seed=seed) * np.float32(0.02)
+        assert "BW211" not in codes(write(tmp_path, {WTE: values}, {**GPT2, "vocab_size": len(values)}))
+
+
+def test_bw211_is_not_said_of_rows_that_another_finding_has(tmp_path: Path) -> None:
+    values = with_norms({3: 0, 4: np.nan, 5: 0.4})
+    values[900:903] = values[900] * np.float32(0.3)
+    path = write(tmp_path, {WTE: values}, {**GPT2, "vocab_size": 1024, "pad_token_id": 5})
+    assert codes(path) == ["BW204", "BW205", "BW206", "BW207"]
+
+
+def test_bw211_a_mean_row_in_a_table_with_a_long_lower_tail(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(3).uniform(0.65, 1.35, size=(1024, 1)).astype(np.float32)
+    values = table(1024, 64) * lengths
+    values[1000] *= np.float32(0.05) / lengths[1000]
+    assert "(1000)" in one(unused_gpt2(tmp_path, values), "BW211").message
+
+
+def test_bw211_is_not_said_of_trained_tables(minilm: Path) -> None:
+    assert "BW211" not in codes(minilm)
+
+
+@pytest.mark.real
+def test_bw211_is_not_said_of_smollm2(smollm2: Path) -> None:
+    assert "BW211" not in codes(smollm2)
 
 
 @pytest.mark.parametrize(("value", "code"), [(0.0, "BW206"), (np.nan, "BW207"), (1.5, "BW205")])

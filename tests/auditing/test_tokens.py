@@ -11,6 +11,7 @@ import pytest
 from bowline.auditing.special_ids import special_ids
 from bowline.auditing.tokenizer_files import TokenizerFacts, read_tokenizer
 from bowline.checkpoint import open_checkpoint
+from tests.checkpoint.sentencepiece_files import model
 from tests.checkpoints import tied_gpt2
 
 
@@ -99,6 +100,64 @@ def test_a_malformed_file_is_a_problem_and_the_next_one_is_read(tmp_path: Path) 
 def test_nothing_but_malformed_files_is_a_tokenizer_with_problems(tmp_path: Path) -> None:
     tokenizer = found(tmp_path, tokenizer="")
     assert (tokenizer.files, tokenizer.size, list(tokenizer.problems)) == ((), 0, ["tokenizer.json"])
+
+
+# --- tokenizer.model and vocab.txt -----------------------------------------------------------------------------------
+
+PIECES = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("a", -1.0, 1), ("b", -2.0, 1), ("c", -3.0, 1)]
+IDS = {"<unk>": 0, "<s>": 1, "a": 2, "b": 3, "c": 4}
+
+
+def beside(path: Path, binary: dict[str, bytes], **files: Any) -> TokenizerFacts:
+    for name, data in binary.items():
+        (path / name).write_bytes(data)
+    return found(path, **files)
+
+
+def test_pieces_are_the_ids_where_there_is_no_json(tmp_path: Path) -> None:
+    tokenizer = beside(tmp_path, {"tokenizer.model": model(PIECES)})
+    assert (tokenizer.ids, tokenizer.files, tokenizer.size) == (IDS, ("tokenizer.model",), 5)
+
+
+def test_tokens_that_the_settings_add_to_pieces_count(tmp_path: Path) -> None:
+    settings = {"added_tokens_decoder": {"9": {"content": "<x>"}, "-1": {"content": "y"}, "a": {"content": "z"}}}
+    tokenizer = beside(tmp_path, {"tokenizer.model": model(PIECES)}, tokenizer_config=settings)
+    assert (tokenizer.size, tokenizer.largest_token, set(tokenizer.added)) == (10, "<x>", {9})
+
+
+def test_lines_are_the_ids_where_there_is_no_json(tmp_path: Path) -> None:
+    tokenizer = beside(tmp_path, {"vocab.txt": "[PAD]\r\né\n\u2028\n\nlast".encode()})
+    assert (tokenizer.ids, tokenizer.files) == ({"[PAD]": 0, "é": 1, "\u2028": 2, "": 3, "last": 4}, ("vocab.txt",))
+    assert beside(tmp_path, {"vocab.txt": b"a\nb\n"}).size == 2
+
+
+def test_a_fairseq_dictionary_and_a_file_of_tiktoken_hold_no_ids(tmp_path: Path) -> None:
+    tied_gpt2(tmp_path)
+    (tmp_path / "vocab.txt").write_text("the 9000\nof 8000\n")
+    (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")
+    assert read(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("tokenizer.model", b"version https://git-lfs"), ("vocab.txt", b"a\n\xff\n"), ("tokenizer.model", b"")],
+)
+def test_a_vocabulary_that_cannot_be_read_is_a_problem(tmp_path: Path, name: str, data: bytes) -> None:
+    tokenizer = beside(tmp_path, {name: data}, vocab={"a": 1})
+    assert (list(tokenizer.problems), tokenizer.ids) == ([name], {"a": 1})
+
+
+def test_two_files_of_one_vocabulary_do_not_differ(tmp_path: Path) -> None:
+    json_file = {"model": {"vocab": IDS}, "added_tokens": [{"id": 5, "content": "<x>"}, {"id": 1, "content": "<s>"}]}
+    lines = "\n".join(IDS).encode()
+    tokenizer = beside(tmp_path, {"tokenizer.model": model(PIECES), "vocab.txt": lines}, tokenizer=json_file)
+    assert (tokenizer.differences, tokenizer.files) == ((), ("tokenizer.json",))
+
+
+def test_renamed_pieces_that_are_not_normal_do_not_differ(tmp_path: Path) -> None:
+    pieces = [*PIECES, ("<0x09>", 0.0, 6), ("[UNUSED_1]", 0.0, 4)]
+    json_file = {"model": {"vocab": {**IDS, "\t": 5, "<|im_start|>": 6}}}
+    assert beside(tmp_path, {"tokenizer.model": model(pieces)}, tokenizer=json_file).differences == ()
 
 
 # --- the ids that a config states -----------------------------------------------------------------------------------

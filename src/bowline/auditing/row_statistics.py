@@ -1,4 +1,4 @@
-"""Classifies the rows of a vocabulary table: zero, not finite, duplicate, never trained; and the padding row."""
+"""Classifies the rows of a table: zero, not finite, duplicate, never trained, of odd norm; and the padding row."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bowline.auditing.alike_rows import find_alike_rows
+from bowline.auditing.odd_norms import OddNorms, find_odd_norms
 from bowline.auditing.row_sampling import Ids, held, mean_cosine, take, unit
 from bowline.auditing.row_scan import RowScan
 from bowline.checkpoint.checkpoint import Checkpoint
@@ -64,6 +65,8 @@ class TableRows:
     drawn_std: float | None
     """The standard deviation of the draw, if all rows have the lengths of a fresh draw (an untrained table)."""
     norms_estimated_from: int | None
+    odd_norms: OddNorms | None = None
+    """Rows that no other class has, and whose norms fall out of the table's distribution."""
 
 
 def describe_table(checkpoint: Checkpoint, scan: RowScan) -> TableRows:
@@ -71,16 +74,23 @@ def describe_table(checkpoint: Checkpoint, scan: RowScan) -> TableRows:
     zero, not_finite = scan.zero, scan.not_finite
     sound = ~(zero | not_finite)
     norm = scan.norm
+    duplicates = _duplicates(checkpoint, scan.tensor, scan.fingerprint, np.flatnonzero(sound))
+    never_trained = _never_trained(checkpoint, scan.tensor, norm, np.flatnonzero(sound))
+    alike = find_alike_rows(checkpoint, scan, np.flatnonzero(sound))
+    bulk = sound.copy()
+    for found in (never_trained, *alike, *duplicates):
+        bulk[np.asarray(found, np.int64)] = False
     return TableRows(
         name=scan.tensor.name,
         rows=len(zero),
         zero=np.flatnonzero(zero),
         not_finite=np.flatnonzero(not_finite),
-        duplicates=_duplicates(checkpoint, scan.tensor, scan.fingerprint, np.flatnonzero(sound)),
-        never_trained=_never_trained(checkpoint, scan.tensor, norm, np.flatnonzero(sound)),
-        alike=find_alike_rows(checkpoint, scan, np.flatnonzero(sound)),
+        duplicates=duplicates,
+        never_trained=never_trained,
+        alike=alike,
         drawn_std=_drawn_std(norm[sound], scan),
         norms_estimated_from=scan.norm_columns,
+        odd_norms=find_odd_norms(checkpoint, scan, np.flatnonzero(bulk)),
     )
 
 

@@ -1,15 +1,37 @@
-"""Reads the ids and the special tokens from the tokenizer's files."""
+"""Reads the ids and the special tokens from the tokenizer's files, and compares two files of one vocabulary."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import io
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from bowline.checkpoint.checkpoint import Checkpoint
-from bowline.errors import CheckpointError
+from bowline.checkpoint.formats.sentencepiece_model import PieceType, is_tiktoken, read_pieces
+from bowline.errors import CheckpointError, FormatError
 
-__all__ = ["TokenizerFacts", "read_tokenizer"]
+__all__ = ["TokenizerFacts", "VocabularyDifference", "read_tokenizer"]
+
+SENTENCEPIECE, WORDPIECE = "tokenizer.model", "vocab.txt"
+COUNTED_WORD = re.compile(r"\S+ \d+")
+"""A line of a fairseq dictionary, whose name is `vocab.txt` too (PhoBERT, BERTweet): a token and its count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyDifference:
+    """How the vocabulary in `file` differs from that in `tokenizer.json`; added tokens do not count."""
+
+    file: str
+    tokens: int
+    """The number of tokens in `file`."""
+    others: int
+    """The number of tokens in `tokenizer.json`."""
+    moved: int
+    """The number of ids that have another token in `file`."""
+    example: tuple[int, str, str] | None
+    """The first such id, its token in `tokenizer.json`, and its token in `file`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +47,8 @@ class TokenizerFacts:
     """The special tokens by role, as `special_tokens_map.json` or `tokenizer_config.json` names them:
     `{"pad_token": "[PAD]"}`."""
     problems: Mapping[str, str] = field(default_factory=dict)
+    differences: tuple[VocabularyDifference, ...] = ()
+    """The files that hold another vocabulary than `tokenizer.json`."""
 
     @property
     def largest_token(self) -> str | None:
@@ -57,16 +81,32 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFacts | None:
             problems[name] = error.message
             return None
 
+    others: dict[str, _Vocabulary] = {}
+    for name, parse in ((SENTENCEPIECE, _pieces), (WORDPIECE, _lines)):
+        try:
+            found = parse(checkpoint.files.read(name), name) if checkpoint.files.has(name) else None
+        except CheckpointError as error:
+            problems[name] = error.message
+        else:
+            if found is not None:
+                others[name] = found
+    differences: tuple[VocabularyDifference, ...] = ()
     content = read("tokenizer.json")
     if isinstance(content, dict):
         files.append("tokenizer.json")
         ids.update(_ids_of_tokenizer(content))
         added_ids.update(number for _, number in _added_tokens(content))
+        compared = (_difference(name, other, ids, added_ids) for name, other in others.items())
+        differences = tuple(difference for difference in compared if difference is not None)
     else:
         vocabulary = read("vocab.json")
         if isinstance(vocabulary, dict):
             files.append("vocab.json")
             ids.update(_counted(vocabulary.items()))
+        elif others:
+            name, first = next(iter(others.items()))
+            files.append(name)
+            ids.update(first.ids)
     added = read("added_tokens.json")
     if isinstance(added, dict):
         files.append("added_tokens.json")
@@ -80,6 +120,11 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFacts | None:
         return None
     settings = read("tokenizer_config.json")
     if isinstance(settings, dict):
+        if files[:1] in ([SENTENCEPIECE], [WORDPIECE]):
+            decoder = settings.get("added_tokens_decoder")
+            further = dict(_added_by_id(decoder if isinstance(decoder, dict) else {}))
+            added_ids.update(further.values())
+            ids.update(further)
         named = {part: text for part, value in settings.items() if (text := _text(value)) is not None}
         special = {part: text for part, text in named.items() if part.endswith("_token")} | special
     largest = max(ids, key=lambda token: ids[token], default=None)
@@ -90,7 +135,63 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFacts | None:
         added=frozenset(added_ids),
         special=special,
         problems=problems,
+        differences=differences,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """The ids of a file by token, and those of them whose token must be the same in every file of the vocabulary."""
+
+    ids: Mapping[str, int]
+    plain: frozenset[int]
+
+
+def _pieces(data: bytes, name: str) -> _Vocabulary | None:
+    """The pieces of `tokenizer.model`; `None` if it is tiktoken's, whose tokens are bytes and have no texts."""
+    if is_tiktoken(data):
+        return None
+    pieces = read_pieces(data, name)
+    plain = frozenset(number for number, piece in enumerate(pieces) if piece.type == PieceType.NORMAL)
+    return _Vocabulary({piece.text: number for number, piece in enumerate(pieces)}, plain)
+
+
+def _lines(data: bytes, name: str) -> _Vocabulary | None:
+    """The tokens of `vocab.txt`, one a line, as BERT's tokenizer reads it; `None` if it is a fairseq dictionary."""
+    try:
+        lines = io.StringIO(data.decode("utf-8"), newline=None).read().split("\n")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{name}: not UTF-8 at byte {error.start}", help="fetch the file again") from None
+    if lines[-1] == "":
+        del lines[-1]
+    if lines and all(COUNTED_WORD.fullmatch(line) for line in lines):
+        return None
+    ids = {token: number for number, token in enumerate(lines)}
+    return _Vocabulary(ids, frozenset(ids.values()))
+
+
+def _difference(
+    file: str, other: _Vocabulary, ids: Mapping[str, int], added: Collection[int]
+) -> VocabularyDifference | None:
+    """How a file's vocabulary differs from that of `tokenizer.json`, or `None`: in its size, or in a token of an id."""
+    theirs = {number: token for token, number in other.ids.items() if number not in added}
+    ours = {number: token for token, number in ids.items() if number not in added}
+    moved = sorted(number for number in theirs.keys() & ours.keys() & other.plain if theirs[number] != ours[number])
+    if len(theirs) == len(ours) and not moved:
+        return None
+    return VocabularyDifference(
+        file=file,
+        tokens=len(theirs),
+        others=len(ours),
+        moved=len(moved),
+        example=(moved[0], ours[moved[0]], theirs[moved[0]]) if moved else None,
+    )
+
+
+def _added_by_id(decoder: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for number, token in decoder.items():
+        if number.isascii() and number.isdigit() and len(number) < 16:
+            yield from _counted([(_text(token), int(number))])
 
 
 def _tokens_of_gguf(checkpoint: Checkpoint, file: str) -> TokenizerFacts | None:

@@ -75,7 +75,7 @@ def tokenizer_malformed(evidence: Evidence) -> Iterator[Observation]:
     """A tokenizer file cannot be read.
 
     What: `tokenizer.json`, `added_tokens.json`, `vocab.json`, `special_tokens_map.json` or `tokenizer_config.json` is
-    not JSON.
+    not JSON, `tokenizer.model` is not a SentencePiece model, or `vocab.txt` is not UTF-8.
 
     Why it hurts: the tokenizer will not load, and the audit could not compare its ids with the table.
 

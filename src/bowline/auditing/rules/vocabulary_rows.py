@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from bowline.auditing.evidence import Evidence
 from bowline.auditing.rules.rule import Observation, Severity, rule
+from bowline.auditing.rules.token_texts import runs, tokens_of
 from bowline.auditing.shape_fit import wrong_lengths
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.families.gguf_names import GGUF_LOADER
@@ -64,7 +64,8 @@ def vocab_size_mismatch(evidence: Evidence) -> Iterator[Observation]:
 def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
     """The tokenizer has ids without a row in the embedding.
 
-    What: the largest id in `tokenizer.json`, `vocab.json` or `added_tokens.json` has no row in the embedding.
+    What: the largest id in `tokenizer.json` or `added_tokens.json` has no row in the embedding. Without a
+    `tokenizer.json` the ids are those of `vocab.json`, `tokenizer.model` (SentencePiece) or `vocab.txt` (WordPiece).
 
     Why it hurts: the first text with that token ends in an index error, or on a GPU in a device-side assert that does
     not name the token.
@@ -90,6 +91,41 @@ def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
             tensors=(evidence.declaration.embedding or "",),
             file=tokenizer.files[0],
             severity=Severity.WARNING if beyond <= tokenizer.added else None,
+        )
+
+
+@rule("BW210", "vocabularies-differ", Severity.WARNING)
+def vocabularies_differ(evidence: Evidence) -> Iterator[Observation]:
+    """`tokenizer.json` and an older vocabulary file beside it differ.
+
+    What: `tokenizer.model` (SentencePiece) or `vocab.txt` (WordPiece) has another number of tokens than
+    `tokenizer.json`, or another token under an id. Tokens that were added later do not count, and of a SentencePiece
+    model only the normal pieces are compared by their text: converters rename control, byte and unused pieces.
+
+    Why it hurts: the two files are read by different programs, so one text becomes different ids. transformers and vLLM
+    read `tokenizer.json`; llama.cpp's converter reads `tokenizer.model` first for Llama and its relatives, and the slow
+    tokenizers of transformers 4 read the older files.
+
+    Example: the `[unused]` tokens of a BERT were renamed in `vocab.txt`, and `tokenizer.json` was left as it was.
+
+    Fix: keep the file that the model was trained with, and write the other from it, or remove the other.
+    """
+    for difference in evidence.tokenizer.differences if evidence.tokenizer else ():
+        seen = []
+        if difference.tokens != difference.others:
+            seen.append(f"{difference.file} has {difference.tokens} tokens, and tokenizer.json {difference.others}")
+        if difference.example is not None:
+            number, ours, theirs = difference.example
+            ids = "1 id has" if difference.moved == 1 else f"{difference.moved} ids have"
+            where = "another token" if difference.moved == 1 else "other tokens"
+            seen.append(
+                f"{ids} {where} in {difference.file} than in tokenizer.json: {number} is {shown(theirs)}, and "
+                f"{shown(ours)} in tokenizer.json"
+            )
+        yield Observation(
+            message="; ".join(seen),
+            help="keep the file that the model was trained with, and write the other from it, or remove the other",
+            file=difference.file,
         )
 
 
@@ -202,7 +238,7 @@ def duplicate_rows(evidence: Evidence) -> Iterator[Observation]:
         yield Observation(
             message=(
                 f"{_have(names)} {sum(len(group) for group in groups)} rows in {len(groups)} groups of equal rows, "
-                f"the largest of {len(largest)} ({_runs(largest)}){_among(evidence, largest)}"
+                f"the largest of {len(largest)} ({runs(largest)}){tokens_of(evidence, largest)}"
             ),
             help="train these tokens, or remove them",
             tensors=names,
@@ -227,7 +263,8 @@ def zero_rows(evidence: Evidence) -> Iterator[Observation]:
     for names, rows in _together(zero):
         is_output = evidence.declaration.head in names or _head_is_tied(evidence)
         yield Observation(
-            message=f"{_have(names)} {len(rows)} row{'s' * (len(rows) != 1)} of zeros ({_runs(rows)})"
+            message=f"{_have(names)} {len(rows)} row{'s' * (len(rows) != 1)} of zeros "
+            f"({runs(rows)}){tokens_of(evidence, rows)}"
             + ("; as output rows they win wherever the other logits are negative" if is_output else ""),
             help="mask their logits, or set the rows to the mean of the table",
             tensors=names,
@@ -251,7 +288,7 @@ def not_finite_rows(evidence: Evidence) -> Iterator[Observation]:
     for names, rows in _together((table.name, tuple(map(int, table.not_finite))) for table in evidence.tables):
         count = f"{len(rows)} row{'s' * (len(rows) != 1)}"
         yield Observation(
-            message=f"{_have(names)} {count} with NaN or infinite values ({_runs(rows)})",
+            message=f"{_have(names)} {count} with NaN or infinite values ({runs(rows)}){tokens_of(evidence, rows)}",
             help="take these rows from an earlier checkpoint, or cast again from the wider dtype",
             tensors=names,
         )
@@ -281,8 +318,8 @@ def never_trained_rows(evidence: Evidence) -> Iterator[Observation]:
     for names, (sign, rows, of) in _together(signs):
         yield Observation(
             message=(
-                f"{_have(names)} {len(rows)} rows ({_share(len(rows), of)}) that look untrained ({_runs(rows)}): {sign}"
-                f"{_among(evidence, rows)}"
+                f"{_have(names)} {len(rows)} rows ({_share(len(rows), of)}) that look untrained ({runs(rows)}): {sign}"
+                f"{tokens_of(evidence, rows)}"
             ),
             help="do not rely on these tokens before training them",
             tensors=names,
@@ -309,6 +346,56 @@ def uneven_rows(evidence: Evidence) -> Iterator[Observation]:
             message=f"{rows} rows are not a multiple of {TENSOR_CORE_ROWS}; the next multiple of 64 is {padded}",
             help="pad the vocabulary before training if the head's matrix multiplication is slow",
             tensors=(evidence.declaration.embedding,),
+        )
+
+
+@rule("BW211", "odd-norms", Severity.INFO)
+def odd_norms(evidence: Evidence) -> Iterator[Observation]:
+    """Some rows are far shorter or far longer than all others.
+
+    What: the norm of these rows falls out of the table's distribution. It lies more than 3.5 times as far below the
+    median as the 5% quantile does (or 6 times on a logarithmic scale), or more than 6 times as far above it as the 95%
+    quantile. The padding row, rows of zeros, equal rows and rows that look never trained are reported separately
+    (BW204, BW206, BW205, BW208) and left out here. Tables of fewer than 256 such rows are not judged.
+
+    Why it hurts: under a tied head the norm of a row scales its logit. Tokens with short rows are rarely predicted and
+    need more steps to be learned; long rows take over the softmax.
+
+    Example: tokens that were added as the mean of all rows, or drawn with `initializer_range`. In Gemma 3's table the
+    mean has a norm of 0.47, and the median of all rows is 1.03.
+
+    Fix: train these rows. To add tokens, use `bowline.resize_vocab(model, size, new_rows="scaled-mean")`, which gives
+    the mean row the median norm.
+    """
+    pad = evidence.padding.id if evidence.padding else None
+    sides = (
+        (table.name, side, odd.median, [(int(row), float(norm)) for row, norm in zip(ids, norms, strict=True)])
+        for table in evidence.tables
+        if (odd := table.odd_norms)
+        for side, ids, norms in (("below", odd.short, odd.short_norms), ("above", odd.long, odd.long_norms))
+    )
+    found = (
+        (name, (side, median, tuple((row, norm) for row, norm in rows if row != pad)))
+        for name, side, median, rows in sides
+    )
+    for names, (side, median, seen) in _together(found):
+        if not seen:
+            continue
+        rows, norms = [row for row, _ in seen], [norm for _, norm in seen]
+        span = list(dict.fromkeys(f"{norm:.2g}" for norm in (min(norms), max(norms))))
+        one = len(rows) == 1
+        yield Observation(
+            message=(
+                f"{_have(names)} {len(rows)} row{'s' * (not one)} with {'a norm' if one else 'norms'} far {side} all "
+                f"others, {' to '.join(span)} where the median is {median:.2g} ({runs(rows)})"
+                f"{tokens_of(evidence, rows)}"
+            ),
+            help=(
+                'train these rows; resize_vocab(new_rows="scaled-mean") adds rows of the usual norm'
+                if side == "below"
+                else "train these rows on, or compare them with an earlier checkpoint"
+            ),
+            tensors=names,
         )
 
 
@@ -403,22 +490,3 @@ def _is_reported(group: Iterable[int], table: TableRows) -> bool:
 def _share(rows: int, of: int) -> str:
     share = f"{rows / of:.1%}"
     return "under 0.1%" if share == "0.0%" else share
-
-
-def _among(evidence: Evidence, rows: Iterable[int], limit: int = 4) -> str:
-    """Tokens of some of the rows, from all over them: `; among them '<unused0>', '<unused99>'`."""
-    wanted = {int(row) for row in rows}
-    ids = evidence.tokenizer.ids.items() if evidence.tokenizer else ()
-    tokens = {number: token for token, number in ids if number in wanted}
-    numbers = sorted(tokens)
-    some = [numbers[at * (len(numbers) - 1) // (limit - 1)] for at in range(limit)] if len(numbers) > limit else numbers
-    return "; among them " + ", ".join(shown(tokens[number]) for number in some) if some else ""
-
-
-def _runs(rows: Iterable[int], limit: int = 4) -> str:
-    """Row ids as ranges: `0-3, 17, 99-120 and 2 more runs`."""
-    ids = sorted(int(row) for row in rows)
-    starts = [ids[0], *(after for before, after in pairwise(ids) if after != before + 1)]
-    ends = [*(before for before, after in pairwise(ids) if after != before + 1), ids[-1]]
-    runs = [str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]
-    return listed(runs, limit, rest="more runs")
