@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bowline.auditing.difference import SPACING, TableDifference, explain_difference
 from bowline.auditing.progress import Progress
@@ -14,10 +15,9 @@ from bowline.auditing.row_scan import can_scan, scan_tables
 from bowline.auditing.stated_declaration import declaration_of
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
-from bowline.checkpoint.places.byte_source import ByteSource
 from bowline.families.declaration import Declaration
 
-__all__ = ["BaseComparison", "TableComparison", "compare_with_base"]
+__all__ = ["EMBEDDING", "HEAD", "BaseComparison", "TableComparison", "compare_ends", "compare_with_base", "stored_ends"]
 
 EMBEDDING, HEAD = "embedding", "head"
 BASE = "base: "
@@ -99,25 +99,34 @@ def _measured(table: TableComparison, name: str, equal: object) -> Any:
     return equal if table.difference is None else getattr(table.difference, name)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # odd values are compared, and must not raise warnings
 def compare_with_base(
     checkpoint: Checkpoint, declaration: Declaration, base: Checkpoint, progress: Progress
 ) -> BaseComparison:
     """Compare the tables of both ends with the base's. Of tables of different lengths the common rows are compared."""
-    theirs = _ends(base, declaration_of(base))
+    theirs = stored_ends(base, declaration_of(base))
+    tables = compare_ends(checkpoint, stored_ends(checkpoint, declaration), base, theirs, progress)
+    return BaseComparison(location=base.location, tables=tables)
+
+
+@np.errstate(over="ignore", invalid="ignore")  # odd values are compared, and must not raise warnings
+def compare_ends(
+    checkpoint: Checkpoint,
+    ours: Mapping[str, StoredTensor],
+    other: Checkpoint,
+    theirs: Mapping[str, StoredTensor],
+    progress: Progress,
+) -> tuple[TableComparison, ...]:
+    """Compare the tables of the ends that both have; each table is read once, in blocks."""
     pairs: dict[tuple[StoredTensor, StoredTensor], list[str]] = {}
-    for end, tensor in _ends(checkpoint, declaration).items():
+    for end, tensor in ours.items():
         if end in theirs:
             pairs.setdefault((tensor, theirs[end]), []).append(end)
-    progress.expect(sum(ours.nbytes + original.nbytes for ours, original in pairs))
-    both = _Both(checkpoint, base)
-    return BaseComparison(
-        location=base.location,
-        tables=tuple(_compare(both, tuple(ends), *pair, progress) for pair, ends in pairs.items()),
-    )
+    progress.expect(sum(mine.nbytes + original.nbytes for mine, original in pairs))
+    both = _Both(checkpoint, other)
+    return tuple(_compare(both, tuple(ends), *pair, progress) for pair, ends in pairs.items())
 
 
-def _ends(checkpoint: Checkpoint, declaration: Declaration) -> dict[str, StoredTensor]:
+def stored_ends(checkpoint: Checkpoint, declaration: Declaration) -> dict[str, StoredTensor]:
     """The stored table of each end; a tied model's one table is that of both."""
     stored = {
         EMBEDDING: checkpoint.tensors.get(declaration.embedding or ""),
@@ -185,7 +194,15 @@ class _Both(Checkpoint):
     def tensors(self) -> Mapping[str, StoredTensor]:
         return self._tensors
 
-    def _source(self, file: str) -> ByteSource:
-        if file.startswith(BASE):
-            return self._base._source(file.removeprefix(BASE))
-        return self._checkpoint._source(file)
+    @property
+    def onnx(self) -> None:
+        """Of neither: each of the two reads its own tensors."""
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        return self._owner(name).rows(name.removeprefix(BASE), start, stop)
+
+    def read_rows_into(self, name: str, start: int, buffer: memoryview) -> None:
+        self._owner(name).read_rows_into(name.removeprefix(BASE), start, buffer)
+
+    def _owner(self, name: str) -> Checkpoint:
+        return self._base if name.startswith(BASE) else self._checkpoint
