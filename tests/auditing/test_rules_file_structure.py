@@ -1,10 +1,11 @@
-"""BW301 to BW314, files that contradict each other: each code with the smallest directory that shows it."""
+"""BW301 to BW315, files that contradict each other: each code with the smallest directory that shows it."""
 
 from __future__ import annotations
 
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -404,3 +405,101 @@ def test_bw314_is_said_of_a_shard(tmp_path: Path) -> None:
 
 def test_bw314_is_not_said_of_an_entry_beside_the_tensors(tmp_path: Path) -> None:
     assert codes(pickled(tmp_path, under=None)) == []
+
+
+# --- BW315 second-format --------------------------------------------------------------------------------------------
+
+IDS = {f"t{at}": at for at in range(64)}
+
+
+def beside(directory: Path, values: Any, name: str = "pytorch_model.bin", tensor_name: str = WTE) -> Path:
+    """A tied GPT-2 in safetensors, and its table in a pickle."""
+    tensors = {tensor_name: tensor(values.shape, (values.shape[1], 1), of=storage(numel=values.size))}
+    (directory / name).write_bytes(saved(dictionary(tensors), {"0": values.tobytes()}))
+    return tied_gpt2(directory)
+
+
+def with_change(*rows: int) -> Any:
+    changed = table()
+    changed[list(rows)] += 1
+    return changed
+
+
+def test_bw315_a_pickle_that_differs_in_some_rows(tmp_path: Path) -> None:
+    path = beside(tmp_path, with_change(3, 7))
+    (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": IDS}}))
+    found = one(path, "BW315")
+    assert (found.severity, found.file, found.tensors) == (Severity.WARNING, "pytorch_model.bin", (WTE,))
+    assert found.message == (
+        f"pytorch_model.bin and model.safetensors differ: {WTE}: 2 of 64 rows differ (3, 7), by at most 1; among them "
+        "'t3', 't7'. transformers, vLLM, mlx-lm and llama.cpp's converter read model.safetensors, unless they are made "
+        "to read pytorch_model.bin"
+    )
+    assert codes(path) == ["BW315"]
+
+
+def test_bw315_a_pickle_of_another_length(tmp_path: Path) -> None:
+    found = one(beside(tmp_path, table(72)), "BW315")
+    assert found.severity is Severity.WARNING
+    assert "64 rows; 8 rows fewer than its 72" in found.message
+
+
+def test_bw315_an_equal_pickle_wastes_its_bytes(tmp_path: Path) -> None:
+    found = one(beside(tmp_path, table()), "BW315")
+    size = (tmp_path / "pytorch_model.bin").stat().st_size / 1e6
+    assert (found.severity, found.tensors) == (Severity.INFO, ())
+    assert found.message.startswith(
+        f"pytorch_model.bin ({size:.3g} MB) holds the same embedding and head as model.safetensors. "
+    )
+
+
+def test_bw315_a_cast_is_not_a_difference(tmp_path: Path) -> None:
+    write(beside(tmp_path, table()), {WTE: table().astype(np.float16)}, GPT2)
+    found = one(tmp_path, "BW315")
+    assert found.severity is Severity.INFO
+    assert "but for noise from a cast through F16" in found.message
+
+
+def test_bw315_a_head_of_its_own_in_the_pickle(tmp_path: Path) -> None:
+    embedding = tensor((64, 8), (8, 1), of=storage(numel=512))
+    head = tensor((64, 8), (8, 1), of=storage("1", numel=512))
+    whole = saved(dictionary({WTE: embedding, HEAD: head}), {"0": table().tobytes(), "1": OWN.tobytes()})
+    (tmp_path / "pytorch_model.bin").write_bytes(whole)
+    assert f"differ: {WTE}: 64 of 64 rows differ, by at most" in one(tied_gpt2(tmp_path), "BW315").message
+
+
+def test_bw315_original_names(tmp_path: Path) -> None:
+    found = one(beside(tmp_path, with_change(5), "consolidated.00.pth", "tok_embeddings.weight"), "BW315")
+    assert found.severity is Severity.WARNING
+    assert "1 of 64 rows differ (5), by at most 1. transformers, vLLM, mlx-lm" in found.message
+    assert found.message.endswith("Meta's own code reads consolidated.00.pth")
+    write(tmp_path, {"tok_embeddings.weight": table(), "output.weight": OWN}, name="consolidated.safetensors")
+    _, other = (found for found in findings(tmp_path) if found.code == "BW315")
+    assert other.severity is Severity.WARNING
+    assert "64 of 64 rows differ" in other.message
+    assert "vLLM reads consolidated.safetensors; transformers" in other.message
+
+
+def test_bw315_what_is_not_compared_says_why(tmp_path: Path) -> None:
+    path = beside(tmp_path, with_change(5))
+    assert one(path, "BW315", values=False).message.endswith("was not compared: no values were read")
+    (path / "pytorch_model.bin").write_bytes(b"\x80\x02cos\nsystem\n(X\x01\x00\x00\x00atR.")
+    assert "was not compared: pytorch_model.bin: a bare pickle" in one(path, "BW315").message
+    (path / "pytorch_model.bin").unlink()
+    for part in range(2):
+        beside(path, table(), f"consolidated.{part:02}.pth", "tok_embeddings.weight")
+    assert one(path, "BW315").message.endswith("it is one of 2 parts for tensor parallelism")
+
+
+def test_bw315_shards_of_pickles_are_compared_by_their_index(tmp_path: Path) -> None:
+    name = "pytorch_model-00001-of-00001.bin"
+    beside(tmp_path, with_change(5), name)
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {WTE: name}}))
+    assert "1 of 64 rows differ (5)" in one(tmp_path, "BW315").message
+
+
+def test_bw315_is_not_said_of_a_file_that_was_named_or_of_training_state(tmp_path: Path) -> None:
+    path = beside(tmp_path, with_change(5))
+    assert "BW315" not in codes(path / "model.safetensors")
+    (path / "pytorch_model.bin").rename(path / "training_args.bin")
+    assert codes(path) == []

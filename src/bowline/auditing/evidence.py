@@ -20,6 +20,7 @@ from bowline.tie import Tie, TieState
 if TYPE_CHECKING:  # an audit of headers needs no numpy
     from bowline.auditing.base_comparison import BaseComparison
     from bowline.auditing.difference import TableDifference
+    from bowline.auditing.other_weights import OtherWeights
     from bowline.auditing.row_statistics import PaddingRow, TableRows
     from bowline.geometry import GeometryReport
 
@@ -76,6 +77,8 @@ class Evidence:
     values_read: bool
     base: BaseComparison | None = None
     """The comparison with the original checkpoint, if one was given."""
+    other_weights: tuple[OtherWeights, ...] = ()
+    """The same model in other weight files of the directory."""
     gguf_file: str | None = None
     """The GGUF file whose metadata takes the place of config and tokenizer; `None` for every other format."""
 

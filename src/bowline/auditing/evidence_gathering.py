@@ -9,6 +9,7 @@ from typing import Any
 from bowline.auditing.evidence import Evidence, TieEvidence, compare_headers
 from bowline.auditing.gguf_outcomes import gguf_outcomes
 from bowline.auditing.loaders import Fate, Outcome, StoredFacts, predict
+from bowline.auditing.other_weights import compare_other_weights
 from bowline.auditing.progress import Progress
 from bowline.auditing.quantised_names import names_its_table, table_of
 from bowline.auditing.shape_fit import misfits
@@ -91,6 +92,7 @@ def gather(
         complete=checkpoint.complete,
         values_read=values,
         base=compared,
+        other_weights=compare_other_weights(checkpoint, declaration, progress or Progress(), values=values),
         gguf_file=checkpoint.gguf.file if checkpoint.gguf is not None else None,
     )
 

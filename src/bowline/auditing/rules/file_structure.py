@@ -6,14 +6,20 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from bowline.auditing.evidence import Evidence
 from bowline.auditing.rules.rule import Observation, Severity, rule
+from bowline.auditing.rules.token_texts import tokens_of
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.checkpoint.lint import LintKind
-from bowline.wording import listed
+from bowline.wording import joined, listed
+
+if TYPE_CHECKING:  # an audit of headers needs no numpy
+    from bowline.auditing.base_comparison import TableComparison
 
 MOST_NAMED = 4
+CAST = "noise from a cast"
 NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<ending>\.\w+)")
 
 
@@ -308,3 +314,78 @@ def nested_tensors(evidence: Evidence) -> Iterator[Observation]:
     Fix: save the inner dictionary alone, or load it and call `model.save_pretrained`.
     """
     return _observations(evidence, LintKind.NESTED_TENSORS, "save the inner dictionary alone")
+
+
+@rule("BW315", "second-format", Severity.INFO, also=Severity.WARNING)
+def second_format(evidence: Evidence) -> Iterator[Observation]:
+    """The model is stored in a second format too.
+
+    What: beside the safetensors lies `pytorch_model.bin`, or an original file of Llama or Mistral (`consolidated.*`).
+    Embedding and head are compared, row by row. If they differ, or their lengths do, this is a warning. A difference
+    that only a cast explains is not. Other tensors are not compared, and on the Hub, with `--headers-only`, or for a
+    model that is split for tensor parallelism, none is.
+
+    Why it hurts: each loader reads one of the files. transformers 4.57.1 and 5.23.0 read the safetensors
+    (`use_safetensors=False` reads the pickle), as they did when run. By their sources, mlx-lm 0.32.2 reads
+    `model*.safetensors`, llama.cpp's converter the same before `pytorch_model*.bin`, and vLLM 0.32.0 reads
+    `consolidated*.safetensors` before all others. Two files that differ are two models. Two that agree take twice the
+    space.
+
+    Example: a model was fine-tuned or resized and saved as safetensors into the directory of the original, whose
+    `pytorch_model.bin` stayed.
+
+    Fix: remove the file that is stale, or not needed.
+    """
+    stored_in = {tensor.file for tensor in evidence.tensors.values()}
+    audited = next(iter(stored_in)) if len(stored_in) == 1 else "the safetensors"
+    for other in evidence.other_weights:
+        differing = [table for table in other.tables if not _is_equal(table)]
+        if differing:
+            named = "; ".join(f"{table.tensor}: {_rows_of(evidence, table)}" for table in differing)
+            yield Observation(
+                message=f"{other.file} and {audited} differ: {named}. {_readers(other.file, audited)}",
+                help="remove the file that is stale",
+                tensors=tuple(table.tensor for table in differing),
+                file=other.file,
+                severity=Severity.WARNING,
+            )
+        elif other.tables:
+            ends = joined(sorted({end for table in other.tables for end in table.ends}))
+            cast = next((f" but for {table.difference}" for table in other.tables if table.difference), "")
+            yield Observation(
+                message=(
+                    f"{other.file} ({other.nbytes / 1e6:.3g} MB) holds the same {ends} as {audited}{cast}. "
+                    f"{_readers(other.file, audited)}"
+                ),
+                help="remove it if no loader needs it",
+                file=other.file,
+            )
+        else:
+            yield Observation(
+                message=f"{other.file} lies beside {audited} and was not compared: {other.reason}",
+                help="remove it if no loader needs it",
+                file=other.file,
+            )
+
+
+def _is_equal(table: TableComparison) -> bool:
+    """Whether two tables are equal, or differ by a cast alone."""
+    cast = table.difference is not None and table.difference.cause.value == CAST
+    return table.reason is None and table.rows == table.base_rows and (table.difference is None or cast)
+
+
+def _rows_of(evidence: Evidence, table: TableComparison) -> str:
+    """How two tables differ, with some of the tokens if few rows do."""
+    few = table.difference is not None and table.difference.rows_differing <= len(table.difference.some_rows)
+    compared = str(table).replace("the base's", "its").replace("in the base", "in it")
+    changed = compared.replace(" rows changed", " rows differ").replace("not compared: ", "")
+    return changed + (tokens_of(evidence, table.difference.some_rows) if few and table.difference else "")
+
+
+def _readers(file: str, audited: str) -> str:
+    """The loaders that read each of the two files."""
+    if file.endswith(".safetensors"):
+        return f"vLLM reads {file}; transformers, mlx-lm and llama.cpp's converter read {audited}"
+    if file.startswith("consolidated"):
+        return f"transformers, vLLM, mlx-lm and llama.cpp's converter read {audited}; Meta's own code reads {file}"
+    return f"transformers, vLLM, mlx-lm and llama.cpp's converter read {audited}, unless they are made to read {file}"
