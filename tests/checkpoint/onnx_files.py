@@ -108,7 +108,10 @@ def save(path: Path, made: Any, *, external: bool = False) -> Path:
     """Write a model; with `external` its tensors go into a file beside it, as optimum names it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if external:
-        onnx.save_model(made, path, save_as_external_data=True, location=f"{path.name}_data", size_threshold=0)
+        copy = onnx.ModelProto.FromString(
+            made.SerializeToString()
+        )  # onnx moves the data out of the model that it saves
+        onnx.save_model(copy, path, save_as_external_data=True, location=f"{path.name}_data", size_threshold=0)
     else:
         path.write_bytes(made.SerializeToString())
     return path

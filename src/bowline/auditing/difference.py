@@ -13,6 +13,7 @@ import numpy.typing as npt
 from bowline.auditing.row_scan import PairScan, rounded
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.gguf.ggml_types import DEQUANTISED
+from bowline.checkpoint.formats.onnx import SCALED
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 
 __all__ = ["Cause", "TableDifference", "explain_difference"]
@@ -46,6 +47,8 @@ BLOCK_NOISE = {
 }
 """The most that a type of GGUF changes a trained table, as the norm of the change over that of the table: one and a
 half times what it does to normally distributed rows."""
+HALF_STEP = 0.505
+"""Rounding to codes moves a number by at most half a step of their scale; the rest is for rounding the scale itself."""
 SPACING = {"F64": 2.0**-52, "F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
 """Distance between neighbouring numbers at 1.0."""
 
@@ -110,7 +113,8 @@ def explain_difference(checkpoint: Checkpoint, pair: PairScan, source: StoredTen
         target_rows, source_rows = _samples(checkpoint, pair.tensor, source, where)
         dtypes = (pair.tensor.dtype, source.dtype)
         dtype = _cast_through(target_rows, source_rows)
-        coarser = None if dtype else _quantised_to(target_rows, source_rows, dtypes)
+        coarser = None if dtype else _codes_of(checkpoint, pair, source)
+        coarser = coarser if dtype or coarser else _quantised_to(target_rows, source_rows, dtypes)
         rank = None if dtype or coarser else _low_rank(target_rows, source_rows, dtypes)
         cause = Cause.ROUNDING if dtype else Cause.QUANTISATION if coarser else Cause.LOW_RANK if rank else cause
         dtype = dtype or coarser
@@ -156,6 +160,16 @@ def _cast_through(target: Rows, source: Rows) -> str | None:
         ):
             return dtype
     return None
+
+
+def _codes_of(checkpoint: Checkpoint, pair: PairScan, source: StoredTensor) -> str | None:
+    """The type of the codes of an ONNX graph if their rounding explains every difference; `None` if it does not."""
+    if checkpoint.onnx is None:
+        return None
+    codes = [tensor for tensor in (pair.tensor, source) if tensor.dtype in SCALED]
+    scales = [checkpoint.rows(checkpoint.onnx.scaling[tensor.name].scale) for tensor in codes]
+    steps = sum(float(np.abs(scale.astype(np.float64)).max(initial=0)) for scale in scales)
+    return codes[0].dtype if codes and pair.max_abs_difference <= HALF_STEP * steps else None
 
 
 def _quantised_to(target: Rows, source: Rows, dtypes: tuple[str, str]) -> str | None:

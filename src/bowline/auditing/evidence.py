@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # an audit of headers needs no numpy
     from bowline.auditing.difference import TableDifference
     from bowline.auditing.other_weights import OtherWeights
     from bowline.auditing.row_statistics import PaddingRow, TableRows
+    from bowline.checkpoint.formats.onnx.model import OnnxModel
     from bowline.geometry import GeometryReport
 
 __all__ = ["Evidence", "TieEvidence", "compare_headers"]
@@ -81,6 +82,8 @@ class Evidence:
     """The same model in other weight files of the directory."""
     gguf_file: str | None = None
     """The GGUF file whose metadata takes the place of config and tokenizer; `None` for every other format."""
+    onnx_file: str | None = None
+    """The ONNX file whose initializers the tensors are; `None` for every other format."""
 
     @property
     def config_file(self) -> str:
@@ -105,17 +108,25 @@ class Evidence:
 
 
 def compare_headers(
-    tensors: Mapping[str, StoredTensor], declared: DeclaredTie, *, complete: bool = True
+    tensors: Mapping[str, StoredTensor],
+    declared: DeclaredTie,
+    *,
+    complete: bool = True,
+    onnx: OnnxModel | None = None,
 ) -> TieEvidence:
     """The state of a tie as far as headers show it: which ends are stored, and whether they could be one matrix.
 
     The state stays `None` if an end is stored quantised, or may be in a file that was not read. Two ends of a GGUF file
-    may have different types: their values are compared.
+    or of an ONNX graph may have different types: their values are compared.
     """
     target, source = tensors.get(declared.tie.target), tensors.get(declared.tie.source)
     missing = [name for name in (declared.tie.target, declared.tie.source) if name not in tensors]
     ends = (declared.tie.target, declared.tie.source)
-    unseen = bool(missing and not complete) or any(in_other_form(name, tensors) for name in ends)
+    if onnx is not None:
+        unseen = target is not None and any(name in onnx.opaque for name in ends)
+    else:
+        unseen = bool(missing and not complete) or any(in_other_form(name, tensors) for name in ends)
+    by_value = onnx is not None or (target is not None and target.file.endswith(GGUF_SUFFIX))
     state: TieState | None
     if unseen:
         state = None
@@ -127,7 +138,7 @@ def compare_headers(
         state = TieState.SHARED if declared.flag.value else TieState.TARGET_MISSING
     elif target.same_storage(source):
         state = TieState.ALIAS
-    elif target.shape != source.shape or (target.dtype != source.dtype and not target.file.endswith(GGUF_SUFFIX)):
+    elif target.shape != source.shape or (target.dtype != source.dtype and not by_value):
         state = TieState.INCOMPATIBLE
     else:
         state = None

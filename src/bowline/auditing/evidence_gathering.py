@@ -50,7 +50,10 @@ def gather(
             read.odd_bools,
         )
     else:
-        ties = tuple(compare_headers(tensors, declared, complete=checkpoint.complete) for declared in declaration.ties)
+        ties = tuple(
+            compare_headers(tensors, declared, complete=checkpoint.complete, onnx=checkpoint.onnx)
+            for declared in declaration.ties
+        )
         further, tables, padding, geometry, odd_bools = (), (), None, None, ()
     compared = None
     if base is not None:
@@ -81,6 +84,8 @@ def gather(
         outcomes=(
             gguf_outcomes(declaration, tensors, ties)
             if checkpoint.gguf is not None
+            else {}  # no loader reads ONNX: a runtime computes with the initializers as the graph uses them
+            if checkpoint.onnx is not None
             else _of_tables(_as_far_as_known(predict(declaration, seen), ties), ties, checkpoint)
         ),
         tokenizer=read_tokenizer(checkpoint),
@@ -94,6 +99,7 @@ def gather(
         base=compared,
         other_weights=compare_other_weights(checkpoint, declaration, progress or Progress(), values=values),
         gguf_file=checkpoint.gguf.file if checkpoint.gguf is not None else None,
+        onnx_file=checkpoint.onnx.file if checkpoint.onnx is not None else None,
     )
 
 

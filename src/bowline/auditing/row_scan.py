@@ -22,6 +22,7 @@ from bowline.auditing.progress import Progress
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.dtypes import BITS, decode
 from bowline.checkpoint.formats.gguf.ggml_types import DEQUANTISED
+from bowline.checkpoint.formats.onnx import SCALED
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.errors import FormatError
@@ -213,7 +214,7 @@ class _Reader:
         self.tensor = tensor
         self.columns = prod(tensor.shape[1:])
         self._type = _word_type(tensor)
-        stored_as_scanned = tensor.strides is None and tensor.dtype not in DEQUANTISED
+        stored_as_scanned = tensor.strides is None and tensor.dtype not in DEQUANTISED and tensor.dtype not in SCALED
         self._buffer = np.empty(step * self.columns, self._type) if stored_as_scanned else None
 
     def words(self, start: int, stop: int) -> Words:
@@ -401,9 +402,9 @@ def _wide_words(words: Words) -> Words:
 def _scanned_dtype(tensor: StoredTensor) -> str:
     """The dtype of the scanned bits. Strided tensors are decoded first: to float32 where numpy lacks their dtype.
 
-    So are tables of GGUF's blocks.
+    So are tables of GGUF's blocks, and codes that an ONNX graph dequantises.
     """
-    if tensor.dtype in DEQUANTISED and len(tensor.shape) > 1:
+    if (tensor.dtype in DEQUANTISED and len(tensor.shape) > 1) or tensor.dtype in SCALED:
         return "F32"
     if tensor.strides is not None and tensor.dtype not in ("F64", "F32", "F16"):
         return "F32" if tensor.dtype in INFINITY_BITS else tensor.dtype

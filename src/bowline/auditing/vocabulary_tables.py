@@ -51,7 +51,10 @@ class TablesRead:
 def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Progress) -> TablesRead:
     """Scan the embedding, the head, and every other pair of tied tensors."""
     tensors = checkpoint.tensors
-    by_headers = [compare_headers(tensors, declared, complete=checkpoint.complete) for declared in declaration.ties]
+    by_headers = [
+        compare_headers(tensors, declared, complete=checkpoint.complete, onnx=checkpoint.onnx)
+        for declared in declaration.ties
+    ]
     scans: dict[str, RowScan] = {}
     pairs: dict[Tie, PairScan] = {}  # a target can have another source in each version
     groups = _groups(by_headers, declaration, tensors)

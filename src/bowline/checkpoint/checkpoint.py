@@ -282,7 +282,7 @@ class Checkpoint(Closing):
             return self._strided(tensor, start, shape)
         if tensor.dtype in BLOCKS:
             return self._dequantised(tensor, start, shape)
-        buffer = bytearray(math.prod(shape) * BITS[tensor.dtype] // 8)
+        buffer = bytearray(shape[0] * row_bytes(tensor) if shape else tensor.nbytes)
         self.read_rows_into(name, start, memoryview(buffer))
         return decode(buffer, tensor.dtype, shape)
 
@@ -426,7 +426,12 @@ def row_bytes(tensor: StoredTensor) -> int:
         if len(tensor.shape) == 1:
             raise FormatError(f"{tensor.name}: a vector of {tensor.dtype}, whose elements are not stored one by one")
         return tensor.nbytes // max(1, tensor.shape[0])
-    bits = math.prod(tensor.shape[1:]) * BITS[SCALED.get(tensor.dtype, tensor.dtype)]
+    dtype = SCALED.get(tensor.dtype, tensor.dtype)
+    if dtype not in BITS:
+        raise FormatError(
+            f"{tensor.name}: stored as {dtype}, which is not decoded", help="other tensors of the file can be read"
+        )
+    bits = math.prod(tensor.shape[1:]) * BITS[dtype]
     if bits % 8:
         raise FormatError(f"{tensor.name}: a row has {bits} bits, expected whole bytes")
     return bits // 8

@@ -44,14 +44,15 @@ def render_concise(run: Run) -> str:
 def _checkpoint(report: AuditReport) -> Iterator[str]:
     evidence = report.evidence
     declaration = evidence.declaration
-    what = "GGUF" if evidence.gguf_file else declaration.architecture or "unknown class"
+    graph = "ONNX" if evidence.onnx_file else None
+    what = "GGUF" if evidence.gguf_file else graph or declaration.architecture or "unknown class"
     inferred = ", inferred from names and shapes" if declaration.inferred else ""
     yield f"{evidence.location}: {what} ({declaration.family or 'unknown family'}{inferred})"
     for label, name in (("embedding", declaration.embedding), ("head", declaration.head)):
         tensor = evidence.tensors.get(name or "")
         if tensor is not None:
             yield f"  {label:<10} {tensor.name} {tensor.dtype} {list(tensor.shape)}"
-    yield f"  {'flag':<10} {'none: a GGUF file has no flag' if evidence.gguf_file else declaration.flag}"
+    yield f"  {'flag':<10} {_flag(evidence)}"
     if not evidence.ties:
         yield f"  {'ties':<10} none: {_why_none(evidence)}"
     ties: dict[tuple[str, ...], list[str]] = {}  # ties of one source that share everything else are shown once
@@ -92,8 +93,19 @@ def _number(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
+def _flag(evidence: Evidence) -> str:
+    if evidence.gguf_file:
+        return "none: a GGUF file has no flag"
+    if evidence.onnx_file and evidence.config is None:
+        return "none: an ONNX graph has no flag"
+    return str(evidence.declaration.flag)
+
+
 def _why_none(evidence: Evidence) -> str:
     declaration = evidence.declaration
+    if evidence.onnx_file:
+        missing = "head" if declaration.embedding else "table"
+        return f"no {missing} was found: no {'product' if declaration.embedding else 'look-up'} uses one"
     if evidence.gguf_file and declaration.embedding not in evidence.tensors:
         return f"{declaration.embedding} is not stored"
     if evidence.gguf_file or declaration.loaders:

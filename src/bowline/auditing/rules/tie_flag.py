@@ -16,6 +16,11 @@ from bowline.wording import joined, listed
 
 CONFIG = "config.json"
 QUANTISED = "the same table"
+ONNX_FROM_CONFIG = "the graph computes with its own head: export it again from the model that config.json describes"
+ONNX_WITHOUT_COPY = (
+    "export the model with torch.onnx.export(..., dynamo=True), or with do_constant_folding=False: one matrix then "
+    "serves both"
+)
 
 
 @rule("BW101", "tied-but-diverged", Severity.ERROR)
@@ -40,6 +45,8 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
     for tie in evidence.ties:
         if tie.state is TieState.DIVERGED and tie.declared.flag.value and not _is_bias(tie) and tie.difference:
             difference = tie.difference
+            if difference.cause.value == QUANTISED:
+                continue
             pattern = f"; looks like {difference}" if difference.has_pattern else ""
             yield Observation(
                 message=(
@@ -47,13 +54,15 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
                     f"{_rows(tie)} rows ({difference.extent}{pattern}), "
                     f"but {tie.declared.flag}"
                 ),
-                help=(
+                help=ONNX_FROM_CONFIG
+                if evidence.onnx_file
+                else (
                     f"`bowline audit --fix` sets the flag to false; or remove {tie.tie.target} if the tie is intended"
                     if _if_config_decides(evidence, tie, value=False) is not None
                     else f"remove {tie.tie.target} from the file: no flag unties it"
                 ),
                 tensors=(tie.tie.target, tie.tie.source),
-                file=CONFIG,
+                file=evidence.onnx_file or CONFIG,
                 flag_from_bytes=_if_config_decides(evidence, tie, value=False),
             )
 
@@ -179,7 +188,8 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
     """A tied matrix is stored twice, with the same values.
 
     What: the config says tied, and the file holds the tensor under both names, equal in every value. A GGUF file has no
-    flag: there every copy is reported, and one that looks like the same table in another type is information.
+    flag, and an ONNX graph needs none: there every copy is reported, and one that looks like the same table in another
+    type is information. An ONNX graph holds a copy transposed, for the product of the head; each is counted.
 
     Why it hurts: the copy wastes space on disk and in every download, and an edit of one tensor makes the two
     differ. llama.cpp's converter writes both into the GGUF file, and its runtime holds both in memory.
@@ -188,22 +198,26 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
 
     Fix: remove the copy from the file, and its name from the index. Saving from transformers 5 leaves it out. Convert a
     GGUF file again from a checkpoint without the copy: for most architectures llama.cpp falls back to the embedding.
+    Export to ONNX with `torch.onnx.export(..., dynamo=True)`, or with `do_constant_folding=False`: the graph then
+    transposes the one matrix.
 
     Reported in: vllm-project/vllm#51665
     """
     copies: dict[tuple[str, str, bool], list[StoredTensor]] = {}
     for tie in evidence.ties:
-        if tie.state is TieState.EQUAL and (tie.declared.flag.value or evidence.gguf_file) and tie.target:
+        in_graph = evidence.gguf_file or evidence.onnx_file
+        if tie.state is TieState.EQUAL and (tie.declared.flag.value or in_graph) and tie.target:
             copies.setdefault((tie.tie.source, tie.target.file, _is_bias(tie)), []).append(tie.target)
     for (source, file, is_bias), targets in copies.items():
         names = [target.name for target in targets]
         wasted = _bytes(sum(target.nbytes for target in targets))
         repeat, copy = ("repeats", "copy") if len(names) == 1 else ("each repeat", "copies")
+        turned = ", transposed" if evidence.onnx_file and all(target.strides for target in targets) else ""
         yield Observation(
-            message=f"{joined(names)} {repeat} {source} value by value: {wasted} wasted",
+            message=f"{joined(names)} {repeat} {source} value by value{turned}: {wasted} wasted",
             help=(
                 _converted_without_copy(evidence)
-                if evidence.gguf_file
+                if evidence.gguf_file or evidence.onnx_file
                 else f"save the model again with transformers 5, which leaves the {copy} out"
             ),
             tensors=(*names, source),
@@ -213,9 +227,10 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
     for tie in evidence.ties:
         if tie.difference and tie.difference.cause.value == QUANTISED and tie.target and tie.source:
             target, other = tie.target, tie.source
+            how = "in another type" if target.dtype != other.dtype else "with other scales"
             yield Observation(
                 message=(
-                    f"{target.name} ({target.dtype}) looks like {other.name} ({other.dtype}) in another type: "
+                    f"{target.name} ({target.dtype}) looks like {other.name} ({other.dtype}) {how}: "
                     f"{_bytes(target.nbytes)} for the same table"
                 ),
                 help=_converted_without_copy(evidence),
@@ -454,6 +469,8 @@ def _architecture(evidence: Evidence) -> str:
 
 
 def _converted_without_copy(evidence: Evidence) -> str:
+    if evidence.onnx_file:
+        return ONNX_WITHOUT_COPY
     if head_when_missing(evidence.declaration.family) != "tied":
         return f"leave it: llama.cpp requires a stored head for {_architecture(evidence)}"
     return "convert the model again, from a checkpoint that stores the embedding alone"

@@ -30,8 +30,13 @@ PRODUCTS: Final[Mapping[str, int]] = {
 LOOKUPS: Final[Mapping[str, int]] = {"Gather": 0, "GatherBlockQuantized": 0, "EmbedLayerNormalization": 2}
 ROWS_FIRST: Final = frozenset({"MatMulNBits"})
 """The products whose matrix is stored with the rows of the output first."""
-SCALES: Final[Mapping[str, tuple[int, int]]] = {"DynamicQuantizeMatMul": (2, 3), "MatMulIntegerToFloat": (3, 5)}
+SCALES: Final[Mapping[str, tuple[int, int]]] = {
+    "DynamicQuantizeMatMul": (2, 3),
+    "MatMulIntegerToFloat": (3, 5),
+    "QLinearMatMul": (4, 5),
+}
 """The inputs that are the scale and the zero point of the matrix."""
+QUANTISED: Final = "_quantized"
 FOLLOWED: Final = frozenset({"Identity", "Cast", "Transpose", "DequantizeLinear"})
 KEEPS_ROWS: Final = frozenset(
     {
@@ -119,6 +124,7 @@ def _scan(graph: Graph, outer: _Scope | None, uses: Uses, path: str) -> _Scope:
     scope = _Scope(graph=graph, views={}, outer=outer)
     for name, tensor in graph.initializers.items():
         scope.views[name] = _View(_add(uses, tensor, path))
+    dequantised = {node.inputs[0]: node for node in graph.nodes if node.op == "DequantizeLinear" and node.inputs}
     for place, node in enumerate(graph.nodes):
         if node.constant is not None and len(node.constant.shape) == 2:
             scope.views[node.outputs[0]] = _View(_add(uses, node.constant, path))
@@ -127,7 +133,7 @@ def _scan(graph: Graph, outer: _Scope | None, uses: Uses, path: str) -> _Scope:
             if view is not None:
                 scope.views[node.outputs[0]] = _followed(scope, uses, node, view)
         elif node.op in LOOKUPS:
-            _lookup(scope, uses, node, graph.nodes[place + 1 :][:2])
+            _lookup(scope, uses, node, dequantised.get(node.outputs[0] if node.outputs else ""))
         elif node.op in PRODUCTS:
             _product(scope, uses, node, place)
         for number, inner in enumerate(node.graphs):
@@ -169,18 +175,16 @@ def _scaling(scope: _Scope, node: Node, scale_at: int, zero_at: int, axes: int) 
     return Scaling(scale.tensor, zero.tensor if zero else None, axis + axes if axis < 0 else axis)
 
 
-def _lookup(scope: _Scope, uses: Uses, node: Node, following: tuple[Node, ...]) -> None:
+def _lookup(scope: _Scope, uses: Uses, node: Node, after: Node | None) -> None:
+    """Register a look-up; `after` is the node that dequantises the rows that were looked up, if there is one."""
     at = LOOKUPS[node.op]
     view = scope.view(node.inputs[at]) if len(node.inputs) > at else None
     if view is None or not node.outputs or len(uses.tensors[view.tensor].shape) != 2:
         return
     if node.op == "Gather" and node.ints.get("axis", 0) not in (0, -2):
         return
-    after = next(
-        (one for one in following if one.op == "DequantizeLinear" and one.inputs[:1] == node.outputs[:1]), None
-    )
-    if after is not None and view.scaling is None:  # codes are looked up, and their rows dequantised
-        scaling = _scaling(scope, after, 1, 2, 2)
+    if view.scaling is None and uses.tensors[view.tensor].dtype in ("I8", "U8"):
+        scaling = _scaling(scope, after, 1, 2, 2) if after else _named_scaling(scope, node.inputs[at], None)
         view = view._replace(scaling=scaling, readable=view.readable and scaling is not None)
     readable = view.readable and node.op != "GatherBlockQuantized"
     uses.lookups.append(Use(view.tensor, node.name or node.outputs[0], view.transposed, view.scaling, readable))
@@ -199,39 +203,27 @@ def _product(scope: _Scope, uses: Uses, node: Node, place: int) -> None:
     if node.op in SCALES:
         scaling = _scaling(scope, node, *SCALES[node.op], axes)
         readable = readable and scaling is not None
-    elif node.op in ("MatMulInteger", "QLinearMatMul"):
-        scaling = _integer_scaling(scope, node, axes)
+    elif node.op == "MatMulInteger":
+        zero = node.inputs[3] if len(node.inputs) > 3 else ""
+        scaling = _named_scaling(scope, node.inputs[at], zero)
         readable = readable and scaling is not None
     use = Use(view.tensor, node.name or node.outputs[0], transposed != view.transposed, scaling, readable)
     scope.products[place] = use
     uses.products.append(use)
 
 
-def _integer_scaling(scope: _Scope, node: Node, axes: int) -> Scaling | None:
-    """The scaling of the matrix of a product of codes.
+def _named_scaling(scope: _Scope, name: str, zero_point: str | None) -> Scaling | None:
+    """The scaling of codes by the names of onnxruntime's quantiser: `X_scale` and `X_zero_point` for `X_quantized`.
 
-    onnxruntime's quantiser multiplies the product by `Mul(scale of the activations, scale of the matrix)`.
+    The scale of a product of integers is applied after it, together with that of the activations.
     """
-    if node.op == "QLinearMatMul":
-        return _scaling(scope, node, 4, 5, axes)
-    zero = scope.view(node.inputs[3]) if len(node.inputs) > 3 and node.inputs[3] else None
-    if len(node.inputs) > 3 and node.inputs[3] and zero is None:
+    stem = name.removesuffix(QUANTISED)
+    scale = scope.view(f"{stem}_scale") if stem != name else None
+    stated = f"{stem}_zero_point" if zero_point is None else zero_point
+    zero = scope.view(stated) if stated else None
+    if scale is None or (zero_point and zero is None):
         return None
-    names = set(node.outputs)
-    for one in scope.graph.nodes:
-        if one.op == "Cast" and set(one.inputs) & names:
-            names.update(one.outputs)
-    factors = {
-        name for one in scope.graph.nodes if one.op == "Mul" and set(one.inputs) & names for name in one.inputs
-    } - names
-    scales = [
-        view.tensor
-        for one in scope.graph.nodes
-        if one.op == "Mul" and set(one.outputs) & factors
-        for name in one.inputs
-        if (view := scope.view(name)) is not None
-    ]
-    return Scaling(scales[0], zero.tensor if zero else None, 1) if len(scales) == 1 else None
+    return Scaling(scale.tensor, zero.tensor if zero else None, 1)
 
 
 def _reaching(scope: _Scope, outputs: tuple[str, ...] | list[str]) -> Iterator[Use]:
