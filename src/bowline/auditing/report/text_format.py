@@ -15,6 +15,7 @@ from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.report.adapter_text import adapter_lines
 from bowline.auditing.report.audit_run import Run
 from bowline.auditing.rules import Finding, Severity
+from bowline.auditing.rules.token_texts import tokens_of_difference
 from bowline.tie import TieState
 from bowline.wording import joined, printable
 
@@ -64,7 +65,8 @@ def _checkpoint(report: AuditReport) -> Iterator[str]:
     if evidence.base:
         yield f"  {'base':<10} {evidence.base.location}"
         for table in evidence.base.tables:
-            yield f"    {', '.join(table.ends):<15} {table.tensor}: {table}"
+            tokens = tokens_of_difference(evidence, table.difference)
+            yield f"    {', '.join(table.ends):<15} {table.tensor}: {table}{tokens}"
         if not evidence.base.tables:
             yield f"    {'':<15} no table to compare: the base or this checkpoint stores neither embedding nor head"
     if evidence.padding:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bowline.auditing.evidence import Evidence
 from bowline.auditing.rules.rule import Observation, Severity, rule
-from bowline.auditing.rules.token_texts import tokens_of
+from bowline.auditing.rules.token_texts import tokens_of_difference
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.checkpoint.lint import LintKind
 from bowline.wording import joined, listed
@@ -375,11 +375,10 @@ def _is_equal(table: TableComparison) -> bool:
 
 
 def _rows_of(evidence: Evidence, table: TableComparison) -> str:
-    """How two tables differ, with some of the tokens if few rows do."""
-    few = table.difference is not None and table.difference.rows_differing <= len(table.difference.some_rows)
+    """How two tables differ, with some of the tokens."""
     compared = str(table).replace("the base's", "its").replace("in the base", "in it")
     changed = compared.replace(" rows changed", " rows differ").replace("not compared: ", "")
-    return changed + (tokens_of(evidence, table.difference.some_rows) if few and table.difference else "")
+    return changed + tokens_of_difference(evidence, table.difference)
 
 
 def _readers(file: str, audited: str) -> str:

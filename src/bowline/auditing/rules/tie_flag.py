@@ -8,6 +8,7 @@ from itertools import takewhile
 from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.loaders import Fate, odd_flag
 from bowline.auditing.rules.rule import Observation, Severity, rule
+from bowline.auditing.rules.token_texts import rows_and_tokens
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.families.gguf_names import head_when_missing
@@ -52,7 +53,7 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
                 message=(
                     f"{tie.tie.target} and {tie.tie.source} differ in {difference.rows_differing} of "
                     f"{_rows(tie)} rows ({difference.extent}{pattern}), "
-                    f"but {tie.declared.flag}"
+                    f"but {tie.declared.flag}{rows_and_tokens(evidence, difference)}"
                 ),
                 help=ONNX_FROM_CONFIG
                 if evidence.onnx_file
@@ -373,6 +374,7 @@ def bias_diverged(evidence: Evidence) -> Iterator[Observation]:
                 message=(
                     f"{tie.tie.target} and {tie.tie.source} are one bias under two names, but differ in "
                     f"{tie.difference.rows_differing} entries ({tie.difference.extent})"
+                    f"{rows_and_tokens(evidence, tie.difference, ('entry', 'entries'))}"
                 ),
                 help="store the trained bias under both names",
                 tensors=(tie.tie.target, tie.tie.source),

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from bowline.auditing.evidence import Evidence
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.wording import listed
 
-__all__ = ["runs", "tokens_of"]
+if TYPE_CHECKING:  # an audit of headers needs no numpy
+    from bowline.auditing.difference import TableDifference
+
+__all__ = ["rows_and_tokens", "runs", "tokens_of", "tokens_of_difference"]
 
 MOST_TOKENS = 4
+BY_ROW = ("added tokens", "some rows")
+"""The causes of a difference that is one of some rows."""
 
 
 def tokens_of(evidence: Evidence, rows: Iterable[int], limit: int = MOST_TOKENS) -> str:
@@ -45,3 +51,25 @@ def runs(rows: Iterable[int], limit: int = 4) -> str:
     ends = [*(before for before, after in pairwise(ids) if after != before + 1), ids[-1]]
     names = [str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]
     return listed(names, limit, rest="more runs")
+
+
+def tokens_of_difference(evidence: Evidence, difference: TableDifference | None) -> str:
+    """Tokens of the first rows in which two tables differ, as `tokens_of` writes them.
+
+    Empty where all rows differ, or all by one operation: then no row says more than another.
+    """
+    if difference is None or difference.cause.value not in BY_ROW:
+        return ""
+    return tokens_of(evidence, difference.some_rows)
+
+
+def rows_and_tokens(evidence: Evidence, difference: TableDifference, unit: tuple[str, str] = ("row", "rows")) -> str:
+    """The same with the ids: `; they are rows 3, 7; among them 'a', 'b'`. Empty without a tokenizer."""
+    tokens = tokens_of_difference(evidence, difference)
+    if not tokens:
+        return ""
+    one, several = unit
+    which = f"the first are {several}"
+    if difference.rows_differing <= len(difference.some_rows):
+        which = f"it is {one}" if difference.rows_differing == 1 else f"they are {several}"
+    return f"; {which} {runs(difference.some_rows, limit=8)}{tokens}"
