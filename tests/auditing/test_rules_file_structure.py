@@ -1,4 +1,4 @@
-"""BW301 to BW315, files that contradict each other: each code with the smallest directory that shows it."""
+"""BW301 to BW316, files that contradict each other: each code with the smallest directory that shows it."""
 
 from __future__ import annotations
 
@@ -146,6 +146,20 @@ def test_bw305_a_total_that_is_not_the_sum(tmp_path: Path) -> None:
 @pytest.mark.parametrize("total", [2080, 2080.0, None, "2080"])
 def test_bw305_is_not_said_of_the_sum_however_it_is_written(tmp_path: Path, total: object) -> None:
     assert codes(shards(tmp_path, PARTS, total_size=total)) == []
+
+
+@pytest.mark.parametrize("total", [2048, 3072, 2560])
+def test_bw305_is_not_said_of_a_storage_that_tensors_share(tmp_path: Path, total: int) -> None:
+    """Storages once, as transformers counts; every name; or the bytes that some tensor has."""
+    name, of = "pytorch_model-00001-of-00001.bin", storage(numel=512)
+    tensors = {WTE: tensor((64, 8), (8, 1), of=of), "part": tensor((16, 8), (8, 1), of=of, offset=128)}
+    if total == 3072:
+        tensors = {WTE: tensors[WTE], HEAD: tensors[WTE], "part": tensor((32, 8), (8, 1), of=storage("1", numel=256))}
+    (tmp_path / name).write_bytes(saved(dictionary(tensors), {"0": table().tobytes(), "1": table(32).tobytes()}))
+    index = {"weight_map": dict.fromkeys(tensors, name), "metadata": {"total_size": total}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    assert "BW305" not in codes(tmp_path)
 
 
 def test_bw305_is_not_said_while_a_shard_is_missing(tmp_path: Path) -> None:
@@ -503,3 +517,23 @@ def test_bw315_is_not_said_of_a_file_that_was_named_or_of_training_state(tmp_pat
     assert "BW315" not in codes(path / "model.safetensors")
     (path / "pytorch_model.bin").rename(path / "training_args.bin")
     assert codes(path) == []
+
+
+# --- BW316 hub-count-differs ----------------------------------------------------------------------------------------
+
+
+def counted(path: Path, parameters: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the audit says of a directory whose place states this count."""
+    monkeypatch.setattr("bowline.checkpoint.places.file_set.FileSet.parameters", parameters)
+    return [found.message for found in findings(path) if found.code == "BW316"]
+
+
+def test_bw316_another_number_than_the_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (message,) = counted(tied_gpt2(tmp_path), {"F32": 1024, "I64": 3}, monkeypatch)
+    assert message == "the Hub counts 1,024 (F32) parameters, and the files hold 512 (F32)"
+
+
+def test_bw316_is_not_said_of_the_number_that_the_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert counted(tied_gpt2(tmp_path / "a"), {"F32": 512, "I64": 3}, monkeypatch) == []
+    assert counted(tied_gpt2(tmp_path / "b"), {}, monkeypatch) == []
+    assert counted(tied_gpt2(tmp_path / "c", quantization_config={}), {"F32": 9}, monkeypatch) == []

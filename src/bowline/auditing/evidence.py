@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bowline.auditing.loaders import Outcome, StoredFacts, predict
@@ -80,6 +80,8 @@ class Evidence:
     """The comparison with the original checkpoint, if one was given."""
     other_weights: tuple[OtherWeights, ...] = ()
     """The same model in other weight files of the directory."""
+    hub_parameters: Mapping[str, int] = field(default_factory=dict)
+    """The number of parameters by dtype that the Hub states; empty for other places."""
     gguf_file: str | None = None
     """The GGUF file whose metadata takes the place of config and tokenizer; `None` for every other format."""
     onnx_file: str | None = None

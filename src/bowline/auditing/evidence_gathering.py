@@ -98,6 +98,7 @@ def gather(
         values_read=values,
         base=compared,
         other_weights=compare_other_weights(checkpoint, declaration, progress or Progress(), values=values),
+        hub_parameters=checkpoint.files.parameters,
         gguf_file=checkpoint.gguf.file if checkpoint.gguf is not None else None,
         onnx_file=checkpoint.onnx.file if checkpoint.onnx is not None else None,
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from math import prod
 from typing import TYPE_CHECKING
 
 from bowline.auditing.evidence import Evidence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:  # an audit of headers needs no numpy
     from bowline.auditing.base_comparison import TableComparison
 
 MOST_NAMED = 4
+FLOATING = ("F64", "F32", "F16", "BF16")
 CAST = "noise from a cast"
 NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<ending>\.\w+)")
 
@@ -366,6 +369,40 @@ def second_format(evidence: Evidence) -> Iterator[Observation]:
                 help="remove it if no loader needs it",
                 file=other.file,
             )
+
+
+@rule("BW316", "hub-count-differs", Severity.INFO)
+def hub_count_differs(evidence: Evidence) -> Iterator[Observation]:
+    """The Hub states another number of parameters than the files hold.
+
+    What: the Hub's count of the floating-point parameters in the safetensors, which it shows on the model's page,
+    differs from the sum over the tensors. Only the main branch is counted, and the number comes with the listing of
+    the files: the audit makes no request for it. Models with a `quantization_config` are not compared.
+
+    Why it hurts: tools estimate memory by this number, and people compare models by it. A model whose tied head is
+    stored twice is counted with both copies.
+
+    Example: the files were replaced, and the Hub had not counted again.
+
+    Fix: none in the files, if the audit finds nothing else; a new commit makes the Hub count again.
+    """
+    stated = {dtype: count for dtype, count in evidence.hub_parameters.items() if dtype in FLOATING}
+    safetensors = all(tensor.file.endswith(".safetensors") for tensor in evidence.tensors.values())
+    if not stated or not safetensors or not evidence.complete or "quantization_config" in (evidence.config or {}):
+        return
+    held: Counter[str] = Counter()
+    for tensor in evidence.tensors.values():
+        if tensor.dtype in FLOATING:
+            held[tensor.dtype] += prod(tensor.shape)
+    if dict(held) != stated:
+        yield Observation(
+            message=(f"the Hub counts {_by_dtype(stated)} parameters, and the files hold {_by_dtype(held)}"),
+            help="nothing in the files needs a change; a new commit makes the Hub count again",
+        )
+
+
+def _by_dtype(counts: Mapping[str, int]) -> str:
+    return joined([f"{count:,} ({dtype})" for dtype, count in sorted(counts.items())]) or "none"
 
 
 def _is_equal(table: TableComparison) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from bowline.checkpoint.places.byte_source import ByteSource
 from bowline.checkpoint.places.closeable import Closing
@@ -21,6 +22,8 @@ class FileSet(Closing, ABC):
     location: str
     parallel_reads: int = 1
     """The number of files to read at once: one from a disk, several over a network."""
+    parameters: Mapping[str, int] = MappingProxyType({})
+    """The number of parameters by dtype that the place states for its safetensors; empty if it states none."""
 
     @abstractmethod
     def sizes(self) -> Mapping[str, int]:

@@ -23,6 +23,22 @@ def test_the_listing_gives_names_sizes_and_the_commit_in_one_request(hub: Loopba
     assert [request.path for request in hub.requests] == ["/api/models/org/name?blobs=true"]
 
 
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({"parameters": {"F32": 7, "I64": 1}, "total": 8}, {"F32": 7, "I64": 1}),
+        (None, {}), ([], {}), ({"parameters": {"F32": "7"}}, {}), ({"parameters": {"F32": -1}}, {}), ({"total": 8}, {}),
+    ],
+)  # fmt: skip
+def test_the_hubs_count_of_parameters_comes_with_the_listing(
+    hub: LoopbackHub, open_hub: OpenHub, stated: object, expected: dict[str, int]
+) -> None:
+    hub.listing = lambda listing: {**listing, "safetensors": stated}
+    assert dict(open_hub().parameters) == expected
+    assert dict(open_hub(f"org/name@{COMMIT}").parameters) == {}
+    assert len(hub.requests) == 2
+
+
 @pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/1", "a/b", COMMIT])
 def test_a_revision_may_be_a_branch_a_tag_a_pull_request_or_a_commit(
     hub: LoopbackHub, open_hub: OpenHub, revision: str

@@ -33,12 +33,20 @@ class HubRepository(FileSet):
 
     parallel_reads = 8
 
-    def __init__(self, client: Client, repository: str, commit: str, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        repository: str,
+        commit: str,
+        sizes: Mapping[str, int],
+        counted: Mapping[str, int] | None = None,
+    ) -> None:
         self.repository = repository
         self.commit = commit
         self.location = f"{repository}@{commit}"
         self._hub = client
         self._sizes = MappingProxyType(dict(sorted(sizes.items())))
+        self.parameters = MappingProxyType(dict(counted or {}))
 
     @classmethod
     def open_repository(
@@ -66,11 +74,11 @@ class HubRepository(FileSet):
         _refuse_offline(name)  # before a stored login may be renewed, which takes a request
         client = Client(address, secret.resolved(), patience or Patience())
         try:
-            commit, sizes = list_repository(client, repository, revision)
+            commit, sizes, counted = list_repository(client, repository, revision)
         except BaseException:
             client.close()
             raise
-        return cls(client, repository, commit, sizes)
+        return cls(client, repository, commit, sizes, {} if revision else counted)  # the Hub counts the main branch
 
     def place_of(self, name: str) -> str:
         """The text with which a user would open this one file: `org/name/file@commit`."""
