@@ -223,6 +223,6 @@ def test_every_file_begins_with_what_it_is_for(module: str) -> None:
 
 
 def test_the_families_data_is_shipped_with_the_package() -> None:
-    for name in ("transformers.json", "vllm.json", "llama_cpp.json"):
+    for name in ("transformers.json", "vllm.json", "llama_cpp.json", "mlx_lm.json"):
         assert json.loads((ROOT / "families" / "tables" / name).read_bytes())
     assert (ROOT / "py.typed").exists()

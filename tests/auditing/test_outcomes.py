@@ -47,7 +47,7 @@ def outcomes(path: Path, tensors: Any, config: Any, target: str = HEAD, **option
 
 
 def fates(path: Path, tensors: Any, config: Any, target: str = HEAD, **options: Any) -> list[Fate | None]:
-    """By transformers 4, transformers 5, vLLM, llama.cpp."""
+    """By transformers 4, transformers 5, vLLM, llama.cpp, mlx-lm (which misses keys in GPT2's config here)."""
     return [
         outcome.fate if outcome else None for outcome in outcomes(path, tensors, config, target, **options).values()
     ]
@@ -59,26 +59,39 @@ def fates(path: Path, tensors: Any, config: Any, target: str = HEAD, **options: 
 @pytest.mark.parametrize(
     ("tensors", "config", "expected"),
     [
-        pytest.param({WTE: table(), HEAD: table()}, GPT2, [TIED, TIED, TIED, KEPT], id="both-equal"),
-        pytest.param({WTE: table(), HEAD: OWN}, GPT2, [DROPPED, KEPT, KEPT, KEPT], id="both-different"),
-        pytest.param({WTE: WIDE, HEAD: close_to((9, 3), 1e-10)}, GPT2, [DROPPED, KEPT, KEPT, KEPT], id="by-1e-10"),
-        pytest.param({WTE: NAN_IN_BOTH, HEAD: NAN_IN_BOTH}, GPT2, [DROPPED, KEPT, KEPT, KEPT], id="nan-in-both"),
-        pytest.param({WTE: table(), HEAD: bf16(table())}, GPT2, [DROPPED, KEPT, KEPT, KEPT], id="bf16-cut-off"),
+        pytest.param({WTE: table(), HEAD: table()}, GPT2, [TIED, TIED, TIED, KEPT, REFUSED], id="both-equal"),
+        pytest.param({WTE: table(), HEAD: OWN}, GPT2, [DROPPED, KEPT, KEPT, KEPT, REFUSED], id="both-different"),
         pytest.param(
-            {WTE: EXACT_IN_BF16, HEAD: bf16(EXACT_IN_BF16)}, GPT2, [DROPPED, KEPT, TIED, KEPT], id="bf16-exact"
+            {WTE: WIDE, HEAD: close_to((9, 3), 1e-10)}, GPT2, [DROPPED, KEPT, KEPT, KEPT, REFUSED], id="by-1e-10"
         ),
-        pytest.param({WTE: table()}, GPT2, [TIED, TIED, TIED, TIED], id="embedding-alone"),
-        pytest.param({HEAD: table()}, GPT2, [RANDOM, TIED, KEPT, REFUSED], id="head-alone"),
-        pytest.param({"other": table()}, GPT2, [RANDOM, RANDOM, RANDOM, REFUSED], id="neither"),
-        pytest.param({WTE: table()}, UNTIED, [RANDOM, RANDOM, RANDOM, TIED], id="false-and-no-head"),
-        pytest.param({WTE: table(), HEAD: OWN}, UNTIED, [KEPT, KEPT, KEPT, KEPT], id="false-and-both"),
-        pytest.param({WTE: table(), HEAD: table()}, UNTIED, [KEPT, KEPT, KEPT, KEPT], id="false-and-equal"),
-        pytest.param({HEAD: table()}, UNTIED, [KEPT, KEPT, KEPT, REFUSED], id="false-and-head-alone"),
         pytest.param(
-            {WTE: table(72), HEAD: table(72)}, GPT2, [REFUSED, REFUSED, REFUSED, REFUSED], id="not-the-configs-size"
+            {WTE: NAN_IN_BOTH, HEAD: NAN_IN_BOTH}, GPT2, [DROPPED, KEPT, KEPT, KEPT, REFUSED], id="nan-in-both"
         ),
-        pytest.param({WTE: np.zeros(()), HEAD: np.zeros(())}, GPT2, [REFUSED, REFUSED, REFUSED, REFUSED], id="scalars"),
-        pytest.param({WTE: table(), HEAD: table(72)}, GPT2, [REFUSED, REFUSED, REFUSED, REFUSED], id="two-shapes"),
+        pytest.param(
+            {WTE: table(), HEAD: bf16(table())}, GPT2, [DROPPED, KEPT, KEPT, KEPT, REFUSED], id="bf16-cut-off"
+        ),
+        pytest.param(
+            {WTE: EXACT_IN_BF16, HEAD: bf16(EXACT_IN_BF16)}, GPT2, [DROPPED, KEPT, TIED, KEPT, REFUSED], id="bf16-exact"
+        ),
+        pytest.param({WTE: table()}, GPT2, [TIED, TIED, TIED, TIED, REFUSED], id="embedding-alone"),
+        pytest.param({HEAD: table()}, GPT2, [RANDOM, TIED, KEPT, REFUSED, REFUSED], id="head-alone"),
+        pytest.param({"other": table()}, GPT2, [RANDOM, RANDOM, RANDOM, REFUSED, REFUSED], id="neither"),
+        pytest.param({WTE: table()}, UNTIED, [RANDOM, RANDOM, RANDOM, TIED, REFUSED], id="false-and-no-head"),
+        pytest.param({WTE: table(), HEAD: OWN}, UNTIED, [KEPT, KEPT, KEPT, KEPT, REFUSED], id="false-and-both"),
+        pytest.param({WTE: table(), HEAD: table()}, UNTIED, [KEPT, KEPT, KEPT, KEPT, REFUSED], id="false-and-equal"),
+        pytest.param({HEAD: table()}, UNTIED, [KEPT, KEPT, KEPT, REFUSED, REFUSED], id="false-and-head-alone"),
+        pytest.param(
+            {WTE: table(72), HEAD: table(72)},
+            GPT2,
+            [REFUSED, REFUSED, REFUSED, REFUSED, REFUSED],
+            id="not-the-configs-size",
+        ),
+        pytest.param(
+            {WTE: np.zeros(()), HEAD: np.zeros(())}, GPT2, [REFUSED, REFUSED, REFUSED, REFUSED, REFUSED], id="scalars"
+        ),
+        pytest.param(
+            {WTE: table(), HEAD: table(72)}, GPT2, [REFUSED, REFUSED, REFUSED, REFUSED, REFUSED], id="two-shapes"
+        ),
     ],
 )
 def test_the_fate_of_gpt2s_head(tmp_path: Path, tensors: Any, config: Any, expected: list[Fate]) -> None:
@@ -100,9 +113,9 @@ def test_every_outcome_has_a_reason_that_is_one_phrase(tmp_path: Path) -> None:
 
 def test_without_values_an_outcome_that_hangs_on_them_is_open(tmp_path: Path) -> None:
     tensors = {WTE: table(), HEAD: table()}
-    assert fates(tmp_path, tensors, GPT2, values=False) == [None, None, None, KEPT]
-    assert fates(tmp_path, tensors, UNTIED, values=False) == [KEPT, KEPT, KEPT, KEPT]
-    assert fates(tmp_path, {WTE: table()}, GPT2, values=False) == [TIED, TIED, TIED, TIED]
+    assert fates(tmp_path, tensors, GPT2, values=False) == [None, None, None, KEPT, REFUSED]
+    assert fates(tmp_path, tensors, UNTIED, values=False) == [KEPT, KEPT, KEPT, KEPT, REFUSED]
+    assert fates(tmp_path, {WTE: table()}, GPT2, values=False) == [TIED, TIED, TIED, TIED, REFUSED]
 
 
 # --- groups ---------------------------------------------------------------------------------------------------------
@@ -261,9 +274,13 @@ def test_a_config_that_takes_such_a_flag_is_not_refused(
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        pytest.param(GPT2, [RANDOM, REFUSED, REFUSED, REFUSED], id="5-asks-the-first-entry-for-its-dtype"),
-        pytest.param({**GPT2, "dtype": "float32"}, [RANDOM, RANDOM, REFUSED, REFUSED], id="the-config-states-it"),
-        pytest.param({**GPT2, "torch_dtype": "float32"}, [RANDOM, RANDOM, REFUSED, REFUSED], id="by-its-old-name"),
+        pytest.param(GPT2, [RANDOM, REFUSED, REFUSED, REFUSED, REFUSED], id="5-asks-the-first-entry-for-its-dtype"),
+        pytest.param(
+            {**GPT2, "dtype": "float32"}, [RANDOM, RANDOM, REFUSED, REFUSED, REFUSED], id="the-config-states-it"
+        ),
+        pytest.param(
+            {**GPT2, "torch_dtype": "float32"}, [RANDOM, RANDOM, REFUSED, REFUSED, REFUSED], id="by-its-old-name"
+        ),
     ],
 )
 def test_no_loader_finds_tensors_in_a_dictionary_of_the_pickle(
@@ -386,6 +403,76 @@ def test_vllms_exceptions_are_classes_that_it_has() -> None:
     known = loader_table("vllm")
     for exceptions in ("always_tied", "refuses_stored_head", "never_tied"):
         assert set(known[exceptions]) <= set(known["architectures"])
+
+
+# --- mlx-lm ---------------------------------------------------------------------------------------------------------
+
+MLX_LLAMA = {
+    **LLAMA,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 0,
+    "rms_norm_eps": 1e-6,
+}
+SILENT = {key: value for key, value in MLX_LLAMA.items() if key != "tie_word_embeddings"}
+
+
+def in_mlx_lm(path: Path, config: Any, head: Any = None, **options: Any) -> Outcome | None:
+    tensors = {EMBED: table()} if head is None else {EMBED: table(), HEAD: head}
+    return outcomes(path, tensors, config, **options)["mlx-lm"]
+
+
+@pytest.mark.parametrize(
+    ("config", "head", "expected"),
+    [
+        pytest.param({**MLX_LLAMA, "tie_word_embeddings": True}, OWN, DROPPED, id="true"),
+        pytest.param({**MLX_LLAMA, "tie_word_embeddings": True}, table(72), DROPPED, id="true-and-any-length"),
+        pytest.param({**MLX_LLAMA, "tie_word_embeddings": None}, OWN, KEPT, id="null-is-false"),
+        pytest.param(SILENT, OWN, DROPPED, id="its-own-default-is-true"),
+        pytest.param(SILENT, table(), TIED, id="equal"),
+        pytest.param(SILENT, None, TIED, id="no-head"),
+        pytest.param(MLX_LLAMA, OWN, KEPT, id="false"),
+        pytest.param(MLX_LLAMA, None, REFUSED, id="false-and-no-head"),
+        pytest.param(MLX_LLAMA, table(72), REFUSED, id="false-and-too-long"),
+        pytest.param({**MLX_LLAMA, "vocab_size": 65}, OWN, REFUSED, id="not-the-configs-size"),
+        pytest.param({**MLX_LLAMA, "model_type": "mistral"}, OWN, KEPT, id="by-a-remapped-type"),
+        pytest.param({**MLX_LLAMA, "model_type": "opt"}, OWN, REFUSED, id="a-type-that-it-lacks"),
+        pytest.param({**MLX_LLAMA, "quantization": {"bits": 4}}, OWN, None, id="quantised"),
+        pytest.param({**MLX_LLAMA, "model_file": "own.py"}, OWN, None, id="code-of-its-own"),
+        pytest.param(UNKNOWN, OWN, None, id="a-class-that-nobody-knows"),
+    ],
+)
+def test_the_fate_of_llamas_head_in_mlx_lm(tmp_path: Path, config: Any, head: Any, expected: Fate | None) -> None:
+    found = in_mlx_lm(tmp_path, config, head)
+    assert (found.fate if found else None) is expected
+
+
+def test_mlx_lm_names_the_keys_that_it_requires(tmp_path: Path) -> None:
+    found = in_mlx_lm(tmp_path, {key: value for key, value in SILENT.items() if key != "rms_norm_eps"})
+    assert found == Outcome(REFUSED, "mlx-lm requires keys that config.json lacks: rms_norm_eps")
+
+
+def test_mlx_lm_reads_only_files_whose_name_begins_with_model(tmp_path: Path) -> None:
+    write(tmp_path, {EMBED: table()}, SILENT)
+    (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    found = audit(tmp_path / "weights.safetensors").evidence.outcomes["mlx-lm"][HEAD]
+    assert found == Outcome(REFUSED, "mlx-lm reads only model*.safetensors")
+
+
+def test_mlx_lms_rules_use_known_words_only() -> None:
+    known = loader_table("mlx_lm")
+    assert known["as_of"].startswith("mlx-lm ")
+    assert known["source"]
+    assert set(known["remapping"].values()) | set(known["architecture_remapping"].values()) <= set(known["models"])
+    rules = [rule for rule in known["models"].values() if rule is not None]
+    assert len(rules) > 110
+    for rule in rules:
+        assert set(rule) - {"text_model_types"} == {"requires", "rows", "flag", "ties"} | (
+            set() if rule["flag"] is None else {"default"}
+        )
+        for fates in rule["ties"].values():
+            assert fates == "refused" or set(fates) == ({"any"} if rule["flag"] is None else {"true", "false"})
 
 
 # --- every class ----------------------------------------------------------------------------------------------------

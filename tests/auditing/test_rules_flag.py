@@ -1,7 +1,8 @@
-"""BW101 to BW113, the flag compared with the tensors: each code with the smallest checkpoint, and a near miss."""
+"""BW101 to BW117, the flag compared with the tensors: each code with the smallest checkpoint, and a near miss."""
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bowline.auditing import Severity
+from bowline.auditing import Severity, audit
+from bowline.auditing.config_fix import fix_config
+from bowline.auditing.loaders import Fate
 from bowline.families.transformers_table import Table
 from tests.checkpoints import (
     BART,
@@ -480,3 +483,40 @@ def test_bw112_a_copy_under_a_false_flag(tmp_path: Path) -> None:
 
 def test_bw112_is_not_said_of_a_head_of_its_own(tmp_path: Path) -> None:
     assert codes(write(tmp_path, {EMBED: table(), HEAD: OWN}, LLAMA)) == []
+
+
+# --- BW117 default-drops-head ---------------------------------------------------------------------------------------
+
+SILENT_LLAMA = {
+    **{key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"},
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 0,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def test_bw117_mlx_lm_ties_where_transformers_keeps(tmp_path: Path) -> None:
+    place = write(tmp_path, {EMBED: table(), HEAD: OWN}, SILENT_LLAMA)
+    found = one(place, "BW117")
+    assert (found.severity, found.tensors, found.file) == (Severity.WARNING, (HEAD, EMBED), "config.json")
+    assert found.flag_from_bytes is False
+    fix_config(audit(place))
+    assert codes(place) == []
+    assert json.loads((place / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+def test_bw117_is_not_said_of_a_stated_flag_or_an_equal_head(tmp_path: Path) -> None:
+    stated = {**SILENT_LLAMA, "tie_word_embeddings": False}
+    assert codes(write(tmp_path, {EMBED: table(), HEAD: OWN}, stated)) == []
+    assert "BW117" not in codes(write(tmp_path, {EMBED: table(), HEAD: table()}, SILENT_LLAMA))
+
+
+def test_bw117_is_not_said_where_mlx_lm_has_the_default_of_transformers(tmp_path: Path) -> None:
+    mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "rms_norm_eps": 1e-6}
+    place = write(tmp_path, {EMBED: table(), HEAD: OWN}, {**SILENT_LLAMA, **mixtral})
+    assert codes(place) == []
+    outcome = audit(place).evidence.outcomes["mlx-lm"][HEAD]
+    assert outcome is not None
+    assert outcome.fate is Fate.KEPT

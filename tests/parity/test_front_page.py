@@ -38,8 +38,8 @@ HEADING = "## Who notices what"
 NOT_ITS_JOB, NOT_RUN = "-", "?"
 
 V4, V5, PEFT, ACCELERATE = "transformers 4.57.1", "transformers 5.23.0", "PEFT 0.21.2", "accelerate 1.15.0"
-VLLM, LLAMA_CPP, OURS = "vLLM 0.32.0", "llama.cpp 0c1e570", "Bowline"
-COLUMNS = [V4, V5, PEFT, ACCELERATE, VLLM, LLAMA_CPP, OURS]
+VLLM, LLAMA_CPP, MLX_LM, OURS = "vLLM 0.32.0", "llama.cpp 0c1e570", "mlx-lm 0.32.2", "Bowline"
+COLUMNS = [V4, V5, PEFT, ACCELERATE, VLLM, LLAMA_CPP, MLX_LM, OURS]
 
 DIFFERS = "Load: the head differs from the embedding, the flag is true"
 NO_HEAD = "Load: no head is stored, the flag is false"
@@ -61,6 +61,7 @@ VLLM_TIES = (
     "vllm/model_executor/model_loader/weight_tying.py#L73-L97"
 )
 RUN = "benchmarks/results/loaders-2026-11-24.md"
+RUN_IN_MLX_LM = "benchmarks/results/mlx-lm-2026-11-24.md"
 CITED: dict[Cell, tuple[str, str]] = {
     (DIFFERS, V4): ("silent: head dropped", TRANSFORMERS_4 + "L3113-L3118"),
     (NO_HEAD, V4): ("warns: head random", TRANSFORMERS_4 + "L5536-L5541"),
@@ -70,6 +71,8 @@ CITED: dict[Cell, tuple[str, str]] = {
     (NO_HEAD, VLLM): ("head random", RUN),
     (DIFFERS, LLAMA_CPP): ("head kept, Gemma's dropped", RUN),
     (NO_HEAD, LLAMA_CPP): ("tied", RUN),
+    (DIFFERS, MLX_LM): ("silent: head dropped", RUN_IN_MLX_LM),
+    (NO_HEAD, MLX_LM): ("refused", RUN_IN_MLX_LM),
 }
 """What a cell that cannot be run here says, and its source."""
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from bowline.auditing.evidence_gathering import gather
 from bowline.checkpoint import open_checkpoint
+from bowline.families.config_levels import config_levels
 from bowline.families.transformers_table import load_table
 from bowline.tie import Tie
 from tools.loader_sweep.states import BIN, STATES, Ends
@@ -28,14 +29,24 @@ LARGEST = 50_000_000
 NEWEST = "transformers-5"
 T5 = {"decoder_start_token_id": 0}
 UNWRITTEN: dict[str, dict[str, Any]] = {
+    "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "cohere2": {"rotary_pct": 1.0},
+    "exaone4": {"rope_scaling": None},
+    "glm4": {"partial_rotary_factor": 0.5},
+    "glm4_moe": {"partial_rotary_factor": 0.5, "rope_scaling": None},
     "gpt2": {"n_ctx": 64},
-    "gpt_neox": {"rotary_pct": 0.25},
+    "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000},
     "mt5": T5,
     "t5": T5,
     "umt5": T5,
 }
 """Keys that published checkpoints have, other loaders ask for, and transformers 5 no longer writes: by `model_type`."""
+
+HEAD_DIM_WRITTEN = frozenset({"exaone4", "exaone_moe", "glm4_moe", "qwen3", "qwen3_moe"})
+"""The model types whose published configs state `head_dim`, which transformers 5 leaves out where it follows."""
+
+EXPERTS_WRITTEN = frozenset({"mellum", "qwen3_moe"})
+"""The model types whose published configs state `num_experts`, which transformers 5 calls `num_local_experts`."""
 
 
 class CannotBuildError(Exception):
@@ -102,6 +113,24 @@ def write_cases(name: str, place: Path, sizes: Sizes = SIZES) -> Iterator[Case]:
         )
 
 
+def _write_as_published(config: dict[str, Any]) -> None:
+    """Add the keys that published checkpoints have beside those that transformers 5 writes."""
+    for _, level in list(config_levels(config)):
+        rope = level.get("rope_parameters")
+        if isinstance(rope, dict):
+            by_kind = [kind for kind in rope.values() if isinstance(kind, dict)]
+            for key in ("rope_theta", "partial_rotary_factor"):
+                for stated in (rope, *by_kind[:1]):
+                    if stated.get(key) is not None:
+                        level.setdefault(key, stated[key])
+        if level.get("model_type") in HEAD_DIM_WRITTEN:
+            level.setdefault("head_dim", level["hidden_size"] // level["num_attention_heads"])
+        if level.get("model_type") in EXPERTS_WRITTEN:
+            level.setdefault("num_experts", level.get("num_local_experts"))
+    for key, value in UNWRITTEN.get(config.get("model_type", ""), {}).items():
+        config.setdefault(key, value)
+
+
 def _fate(outcome: Any) -> str | None:
     return outcome.fate.value if outcome else None
 
@@ -124,7 +153,7 @@ def _saved(name: str, place: Path, sizes: Sizes) -> Ends:
         raise CannotBuildError(f"saved {len(files)} files of tensors")
     tensors = {key: value.contiguous() for key, value in load_file(files[0]).items()}
     config = json.loads((place / "config.json").read_text())
-    config |= UNWRITTEN.get(config.get("model_type"), {})
+    _write_as_published(config)
     with open_checkpoint(place) as checkpoint:
         declaration = gather(checkpoint, values=False).declaration
     tie = next((one.tie for one in declaration.ties if one.tie.target == declaration.head), None)

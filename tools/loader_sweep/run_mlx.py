@@ -1,16 +1,18 @@
 """Loads checkpoints in mlx-lm and says what became of the head. Runs in mlx-lm's own environment.
 
-The stored tensors are compared with those of the module that `load_model(strict=True)` returns.
+The stored tensors are compared with those of the module that `load_model(strict=True)` returns; a head that it holds
+counts as kept if the logits follow it.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx_lm
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import load_model
 
 from tools.loader_sweep.request_loop import serve
@@ -20,7 +22,7 @@ def fate_of(directory: Path, head: str, embedding: str) -> tuple[str, str]:
     """The fate of the head, and the loader's words where it refuses."""
     try:
         model, _ = load_model(directory, strict=True)
-    except Exception as error:  # a refusal is an outcome
+    except (Exception, SystemExit) as error:  # a refusal is an outcome
         return "refused", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     stored: dict[str, Any] = {}
     for file in directory.glob("model*.safetensors"):
@@ -32,10 +34,24 @@ def fate_of(directory: Path, head: str, embedding: str) -> tuple[str, str]:
     has_head = any(_equal(value, own) for value in wide)
     has_table = any(_equal(value, table) for value in wide)
     if own is not None and table is not None and _equal(own, table):
-        return ("kept" if sum(_equal(value, table) for value in wide) > 1 else "tied"), ""
+        two = sum(_equal(value, table) for value in wide) > 1
+        return ("kept" if two and _is_used(model, own) else "tied"), ""
     if own is None:
         return ("tied" if has_table else "random"), ""
-    return ("kept" if has_head else "dropped"), ""
+    return ("kept" if has_head and _is_used(model, own) else "dropped"), ""
+
+
+def _is_used(model: Any, head: Any) -> bool:
+    """Whether the logits follow the parameter that holds this head; a model that cannot run is taken to use it."""
+    held = {name: value for name, value in tree_flatten(model.parameters()) if _equal(value, head)}
+    heads = {name: value for name, value in held.items() if not re.search(r"embed(?!_out)|wte", name)}
+    tokens = mx.array([[1, 2, 3]])
+    try:
+        before = model(tokens)
+        model.update(tree_unflatten([(name, mx.zeros_like(value)) for name, value in heads.items()]))
+        return not mx.array_equal(before, model(tokens), equal_nan=True)
+    except Exception:  # nothing was seen
+        return True
 
 
 def _equal(one: Any, other: Any) -> bool:

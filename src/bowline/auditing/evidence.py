@@ -96,7 +96,7 @@ class Evidence:
         """The outcomes of the same stored tensors under another config."""
         declaration = resolve(config, {name: tensor.shape for name, tensor in self.tensors.items()})
         fitting = {loader: misfits(declaration, self.tensors, loader) for loader in declaration.made}
-        return predict(declaration, replace(self.seen, misfits=fitting))
+        return predict(declaration, replace(self.seen, misfits=fitting, config=config))
 
     @property
     def main_tie(self) -> TieEvidence | None:

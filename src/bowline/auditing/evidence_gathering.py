@@ -69,6 +69,10 @@ def gather(
         nested=any(lint.kind is LintKind.NESTED_TENSORS for lint in checkpoint.lints),
         config_keys=frozenset(checkpoint.config or {}),
         dtype_stated=any((checkpoint.config or {}).get(key) is not None for key in ("dtype", "torch_dtype")),
+        config=checkpoint.config or {},
+        weight_files=checkpoint.weight_files,
+        shapes={name: tensor.shape for name, tensor in tensors.items()},
+        complete=checkpoint.complete,
     )
     generation_config, generation_problem = _generation_config(checkpoint)
     return Evidence(

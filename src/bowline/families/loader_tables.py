@@ -1,4 +1,4 @@
-"""Reads what a loader other than transformers knows of each class: `tables/vllm.json` and `tables/llama_cpp.json`."""
+"""Reads what a loader other than transformers knows: `tables/vllm.json`, `llama_cpp.json` and `mlx_lm.json`."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from bowline.auditing.loaders.llama_cpp import llama_cpp
+from bowline.auditing.loaders.mlx_lm import mlx_lm
 from bowline.auditing.loaders.outcome import Fate, Outcome, Result, StoredFacts, odd_flag
 from bowline.auditing.loaders.transformers import transformers_4, transformers_5
 from bowline.auditing.loaders.vllm import vllm
@@ -17,6 +18,7 @@ LOADERS: Mapping[str, Callable[[Declaration, StoredFacts], Result]] = {
     "transformers-5": transformers_5,
     "vllm": vllm,
     "llama.cpp": llama_cpp,
+    "mlx-lm": mlx_lm,
 }
 
 

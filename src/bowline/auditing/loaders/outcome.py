@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.families.declaration import Declaration, DeclaredTie
@@ -64,6 +65,13 @@ class StoredFacts:
     """The keys at the top of config.json."""
     dtype_stated: bool
     """Whether the config says which dtype to load."""
+    config: Mapping[str, Any]
+    """The content of config.json; empty if there is none."""
+    weight_files: tuple[str, ...]
+    """The files that hold the tensors."""
+    shapes: Mapping[str, tuple[int, ...]]
+    complete: bool
+    """Whether every file of the checkpoint was read; if not, a missing tensor may be in an unread file."""
 
     def are_equal(self, one: str, other: str) -> bool | None:
         """Whether two stored tensors are equal, as far as the ties that were compared tell; `None` if they do not.

@@ -478,6 +478,36 @@ def _converted_without_copy(evidence: Evidence) -> str:
     return "convert the model again, from a checkpoint that stores the embedding alone"
 
 
+@rule("BW117", "default-drops-head", Severity.WARNING)
+def default_drops_head(evidence: Evidence) -> Iterator[Observation]:
+    """`tie_word_embeddings` is absent, the head differs from the embedding, and mlx-lm drops the head.
+
+    What: no level of `config.json` states `tie_word_embeddings`. transformers takes it as false in this family and
+    keeps the stored head. mlx-lm has a default of its own for each `model_type`; here it is true.
+
+    Why it hurts: mlx-lm uses the embedding as the head, without a warning. In mlx-lm 0.32.2 this happens to Llama,
+    Mistral, Qwen2, Glm, Granite, Jamba, SeedOss, SmolLM3 and others.
+
+    Example: a Llama with a trained head whose config leaves out every value that equals transformers' default.
+
+    Fix: state `"tie_word_embeddings": false` in config.json, which `bowline audit --fix` does.
+    """
+    for tie in evidence.ties:
+        in_mlx = evidence.outcomes.get("mlx-lm", {}).get(tie.tie.target)
+        flag = tie.declared.flag
+        if in_mlx and in_mlx.fate is Fate.DROPPED and flag.path is None and flag.value is False:
+            yield Observation(
+                message=(
+                    f"tie_word_embeddings is absent: transformers keeps {tie.tie.target}, and mlx-lm, whose default is "
+                    "true, drops it"
+                ),
+                help="`bowline audit --fix` writes tie_word_embeddings: false into config.json",
+                tensors=(tie.tie.target, tie.tie.source),
+                file=CONFIG,
+                flag_from_bytes=_if_config_decides(evidence, tie, value=False),
+            )
+
+
 def _is_bias(tie: TieEvidence) -> bool:
     return tie.tie.target.endswith("bias")
 
