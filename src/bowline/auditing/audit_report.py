@@ -8,6 +8,7 @@ from typing import Any
 
 from bowline.auditing.adapter_evidence import AdapterEvidence
 from bowline.auditing.evidence import Evidence, TieEvidence
+from bowline.auditing.loaders import LOADERS
 from bowline.auditing.rules import Finding, Rule, Severity, all_rules
 from bowline.errors import UsageError
 from bowline.tie import TieState
@@ -33,6 +34,7 @@ class AuditReport:
         """The entry of this checkpoint in the JSON report; the schema is in `docs/audit.schema.json`."""
         evidence = self.evidence
         declaration = evidence.declaration
+        outcomes = {loader: evidence.outcomes.get(loader, {}) for loader in LOADERS}
         return {
             "path": evidence.location,
             "architecture": declaration.architecture,
@@ -43,11 +45,11 @@ class AuditReport:
             "ties": [_tie(tie) for tie in evidence.ties],
             "outcomes": {
                 loader: {target: outcome.fate.value if outcome else None for target, outcome in targets.items()}
-                for loader, targets in evidence.outcomes.items()
+                for loader, targets in outcomes.items()
             },
             "reasons": {
                 loader: {target: outcome.reason if outcome else None for target, outcome in targets.items()}
-                for loader, targets in evidence.outcomes.items()
+                for loader, targets in outcomes.items()
             },
             "findings": [finding_record(finding) for finding in self.findings],
             "padding_row": (

@@ -69,7 +69,7 @@ def audit(
     reports: list[AuditReport] = []
     adapters: list[AdapterReport] = []
     failures: list[AuditFailure] = []
-    for path in _expanded(paths) if recursive else paths:
+    for path in _expanded(paths, recursive=recursive):
         try:
             found = _audit_one(path, split_codes(select), split_codes(ignore), values=values, base=base, fix=fix)
             if isinstance(found, AdapterReport):
@@ -90,13 +90,17 @@ def audit(
     raise typer.Exit(run.exit_code)
 
 
-def _expanded(paths: list[str]) -> Iterator[str]:
-    """Each checkpoint directory in these paths. A path without one is kept, so that its own error is reported."""
-    from bowline.checkpoint import find_checkpoints
+def _expanded(paths: list[str], *, recursive: bool) -> Iterator[str]:
+    """Each checkpoint in these paths. A path without one is kept, so that its own error is reported.
+
+    A directory of several GGUF files is several checkpoints. With `recursive` those below a directory are added.
+    """
+    from bowline.checkpoint import checkpoints_at, find_checkpoints
 
     for path in paths:
-        found = find_checkpoints(path) if os.path.isdir(path) else ()  # noqa: PTH112 - Path.is_dir can raise
-        yield from map(str, found or (path,))
+        is_directory = os.path.isdir(path)  # noqa: PTH112 - Path.is_dir can raise
+        found = (find_checkpoints if recursive else checkpoints_at)(path) if is_directory else ()
+        yield from map(str, found) if (recursive and found) or len(found) > 1 else (path,)
 
 
 def _draw(reports: list[AuditReport], path: Path) -> None:
