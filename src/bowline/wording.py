@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-__all__ = ["joined", "listed", "located", "printable"]
+__all__ = ["byte_count", "joined", "listed", "located", "printable"]
 
 
 def joined(words: Sequence[str]) -> str:
@@ -63,3 +63,18 @@ def printable(line: str) -> str:
     if line.isprintable():
         return line
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
+
+def byte_count(count: int) -> str:
+    """A size in bytes, kB, MB or GB, with three digits.
+
+    Example:
+        >>> byte_count(768), byte_count(28_311_552)
+        ('768 bytes', '28.3 MB')
+    """
+    size: float = count
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"

@@ -102,6 +102,7 @@ def _tie(tie: TieEvidence) -> dict[str, Any]:
         "rows_differing": difference.rows_differing if difference else 0 if compared else None,
         "max_abs_difference": difference.max_abs_difference if difference else 0.0 if compared else None,
         "looks_like": str(difference) if difference else None,
+        "quantised": tie.quantised.as_dict() if tie.quantised else None,
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bowline.auditing.loaders import Outcome, StoredFacts, predict
+from bowline.auditing.quantised_ends import QuantisedEnds
 from bowline.auditing.quantised_names import in_other_form
 from bowline.auditing.shape_fit import misfits
 from bowline.auditing.tokenizer_files import TokenizerFacts
@@ -32,8 +33,9 @@ __all__ = ["Evidence", "TieEvidence", "compare_headers"]
 class TieEvidence:
     """The evidence of one tie. `state` is `None` when it depends on values that were not read.
 
-    `unseen` means that an end is stored quantised, or may be in a file that was not read: reading values would not
-    settle the state.
+    `unseen` means that an end is stored quantised, or may be in a file that was not read: what loaders do with the tie
+    is then not known, and reading values as they are stored would not settle the state. `quantised` says how an end is
+    stored quantised, and dequantised values settle the state.
     """
 
     declared: DeclaredTie
@@ -44,6 +46,7 @@ class TieEvidence:
     target: StoredTensor | None = None
     source: StoredTensor | None = None
     unseen: bool = False
+    quantised: QuantisedEnds | None = None
 
     @property
     def tie(self) -> Tie:

@@ -12,6 +12,7 @@ from bowline.auditing.loaders import Fate, Outcome, StoredFacts, predict
 from bowline.auditing.other_weights import compare_other_weights
 from bowline.auditing.progress import Progress
 from bowline.auditing.quantised_names import names_its_table, table_of
+from bowline.auditing.quantised_state import with_quantised_ends
 from bowline.auditing.shape_fit import misfits
 from bowline.auditing.stated_declaration import declaration_of
 from bowline.auditing.tokenizer_files import read_tokenizer
@@ -54,6 +55,7 @@ def gather(
             compare_headers(tensors, declared, complete=checkpoint.complete, onnx=checkpoint.onnx)
             for declared in declaration.ties
         )
+        ties = tuple(with_quantised_ends(checkpoint, tie, values=False) for tie in ties)
         further, tables, padding, geometry, odd_bools = (), (), None, None, ()
     compared = None
     if base is not None:

@@ -14,13 +14,17 @@ OTHER_FORMS = (
     "weight_packed",
     "weight_quantized",
     "weight_scale",
+    "weight_scale_inv",
     "weight_format",
     "weight.absmax",
     "weight.quant_map",
     "biases",
+    "SCB",
+    "_weight_qdata",
     "table.values",
 )
-"""Suffixes in place of a weight, or beside it: GPTQ's, AWQ's, compressed-tensors', bitsandbytes', MLX's, Bowline's."""
+"""Suffixes in place of a weight, or beside it: GPTQ's, AWQ's, compressed-tensors', bitsandbytes', MLX's, torchao's,
+Bowline's, and those of FP8 checkpoints."""
 
 
 def in_other_form(name: str, stored: Collection[str]) -> bool:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from bowline.auditing.difference import ROWS_NAMED, Cause, TableDifference, explain_difference
 from bowline.auditing.evidence import TieEvidence, compare_headers
 from bowline.auditing.progress import Progress
+from bowline.auditing.quantised_state import with_quantised_ends
 from bowline.auditing.row_sampling import take
 from bowline.auditing.row_scan import PairScan, RowScan, can_scan, check_extent, scan_tables
 from bowline.auditing.row_statistics import PaddingRow, TableRows, classify_padding, describe_table
@@ -55,6 +56,7 @@ def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Prog
         compare_headers(tensors, declared, complete=checkpoint.complete, onnx=checkpoint.onnx)
         for declared in declaration.ties
     ]
+    by_headers = [with_quantised_ends(checkpoint, tie, values=True) for tie in by_headers]
     scans: dict[str, RowScan] = {}
     pairs: dict[Tie, PairScan] = {}  # a target can have another source in each version
     groups = _groups(by_headers, declaration, tensors)
@@ -103,12 +105,15 @@ def _groups(
 ) -> dict[StoredTensor, list[StoredTensor]]:
     """Each table to read, with the stored targets of the same shape; two ends on one storage are read once."""
     groups: dict[StoredTensor, list[StoredTensor]] = {}
+    codes = {table.name for tie in ties if tie.quantised for table in tie.quantised.tables}
     for name in (declaration.embedding, declaration.head):
         tensor = tensors.get(name or "")
         tied = any(tie.tie.target == name and tie.source is not None for tie in ties)
-        if tensor is not None and can_scan(tensor) and not tied:
+        if tensor is not None and can_scan(tensor) and not tied and name not in codes:
             groups.setdefault(tensor, [])
     for tie in ties:
+        if tie.quantised is not None:
+            continue
         if tie.target is None or tie.source is None or not (can_scan(tie.target) and can_scan(tie.source)):
             continue
         beside = groups.setdefault(tie.source, [])
@@ -170,7 +175,8 @@ def _raw_rows(checkpoint: Checkpoint, tensor: StoredTensor, start: int, stop: in
 
 
 def _has_own_rows(tie: TieEvidence) -> bool:
-    return tie.state in (TieState.DIVERGED, TieState.INCOMPATIBLE, TieState.SOURCE_MISSING)
+    own = tie.state in (TieState.DIVERGED, TieState.INCOMPATIBLE, TieState.SOURCE_MISSING)
+    return own and (tie.quantised is None or tie.quantised.target is None)
 
 
 def _padding(checkpoint: Checkpoint, scan: RowScan, table: TableRows, spread: float | None) -> PaddingRow | None:

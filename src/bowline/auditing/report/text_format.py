@@ -14,6 +14,7 @@ from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.report.adapter_text import adapter_lines
 from bowline.auditing.report.audit_run import Run
+from bowline.auditing.report.quantised_text import quantised_ends_of, quantised_state
 from bowline.auditing.rules import Finding, Severity
 from bowline.auditing.rules.token_texts import tokens_of_difference
 from bowline.tie import TieState
@@ -50,8 +51,10 @@ def _checkpoint(report: AuditReport) -> Iterator[str]:
     inferred = ", inferred from names and shapes" if declaration.inferred else ""
     yield f"{evidence.location}: {what} ({declaration.family or 'unknown family'}{inferred})"
     for label, name in (("embedding", declaration.embedding), ("head", declaration.head)):
-        tensor = evidence.tensors.get(name or "")
-        if tensor is not None:
+        tensor, codes = evidence.tensors.get(name or ""), quantised_ends_of(evidence).get(name or "")
+        if codes is not None:
+            yield f"  {label:<10} {codes}"
+        elif tensor is not None:
             yield f"  {label:<10} {tensor.name} {tensor.dtype} {list(tensor.shape)}"
     yield f"  {'flag':<10} {_flag(evidence)}"
     if not evidence.ties:
@@ -128,6 +131,8 @@ def _outcomes(evidence: Evidence, tie: TieEvidence) -> Iterator[str]:
 
 
 def _state(tie: TieEvidence) -> str:
+    if tie.quantised is not None:
+        return quantised_state(tie)
     state = tie.state.value if tie.state else "not compared"
     if tie.state is TieState.DIVERGED and tie.declared.flag.value is False and not tie.tie.target.endswith("bias"):
         state += " (untied, as the flag says)"

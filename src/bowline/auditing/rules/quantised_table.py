@@ -1,12 +1,16 @@
-"""A rule about the int8 table that `bowline.nn.quantize_tied` makes of a tied matrix."""
+"""Rules about ends that are stored quantised: by `bowline.nn.quantize_tied`, or by another tool."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bowline.auditing.evidence import Evidence
+from bowline.auditing.evidence import Evidence, TieEvidence
+from bowline.auditing.quantised_ends import UNKNOWN, QuantisedEnds
 from bowline.auditing.quantised_names import names_its_table, table_of
 from bowline.auditing.rules.rule import Observation, Severity, rule
+from bowline.checkpoint.formats.quantised import SERVES_BOTH
+from bowline.tie import TieState
+from bowline.wording import byte_count, joined
 
 
 @rule("BW116", "quantised-table", Severity.INFO, also=Severity.WARNING)
@@ -45,3 +49,73 @@ def quantised_table(evidence: Evidence) -> Iterator[Observation]:
                 tensors=(f"{table}.values", f"{table}.scale"),
                 severity=None if named else Severity.WARNING,
             )
+
+
+@rule("BW118", "quantised-end", Severity.INFO, also=Severity.WARNING)
+def quantised_end(evidence: Evidence) -> Iterator[Observation]:
+    """The embedding or the head is stored quantised.
+
+    What: an end of a tie is stored as codes with scales: GPTQ, AWQ, compressed-tensors, bitsandbytes, torchao, MLX, or
+    FP8. The message names the layout and the size of each end, and says how the two compare after dequantising. If one
+    end is stored otherwise, and no value differs by more than a step of the codes, it says that the two are equal
+    within the quantisation: the head can be the embedding, quantised. It cannot be told from a head that training moved
+    by less than a step.
+
+    Why it hurts: a tied model that is quantised at the head stores the matrix twice. A quantised head that differs by
+    more than quantisation explains is a head of its own. The finding is a warning if the flag says tied and the same
+    codes are stored twice, or if the two ends have different shapes.
+
+    Example: GPTQ with `lm_head: true` on a tied Llama. The embedding stays in bfloat16, and a head of 4 bits is added.
+
+    Fix: none is needed if the tool's loader shares or keeps the ends as intended. Otherwise quantise the model again
+    without its head, or with both ends as one table.
+    """
+    told: set[tuple[str, ...]] = set()
+    for tie in evidence.ties:
+        ends = tie.quantised
+        if ends is None or any(table.layout in (SERVES_BOTH, UNKNOWN) for table in ends.tables):
+            continue
+        names = tuple(table.name for table in ends.tables)
+        both_stored = tie.state not in (TieState.SHARED, TieState.TARGET_MISSING, TieState.SOURCE_MISSING)
+        if not both_stored and names in told:
+            continue
+        told.add(names)
+        repeated = tie.state is TieState.EQUAL and ends.alike and bool(tie.declared.flag.value)
+        misfit = tie.state is TieState.INCOMPATIBLE
+        yield Observation(
+            message=_message(tie, ends),
+            help=(
+                "quantise the model again with both ends as one table, or without its head"
+                if repeated or misfit
+                else "no change is needed if the loader of this layout keeps or shares the ends as intended"
+            ),
+            tensors=tuple(part.name for table in ends.tables for part in table.parts.values())[:8],
+            severity=Severity.WARNING if repeated or misfit else None,
+        )
+
+
+def _message(tie: TieEvidence, ends: QuantisedEnds) -> str:
+    """How each end is stored, and how the two compare."""
+    stored = [f"{table.name} ({table.layout}, {byte_count(table.nbytes)})" for table in ends.tables]
+    plain = tie.source if ends.source is None else tie.target if ends.target is None else None
+    if plain is not None:
+        stored.append(f"{plain.name} ({plain.dtype}, {byte_count(plain.nbytes)})")
+    are = f"{joined(stored)} {'is' if len(stored) == 1 else 'are'} stored"
+    match tie.state:
+        case TieState.EQUAL:
+            return f"{are}, and equal in every value"
+        case TieState.ALIAS:
+            return f"{are} as one"
+        case TieState.INCOMPATIBLE:
+            return f"{are}, and have different shapes"
+        case TieState.DIVERGED if ends.within is not None:
+            return f"{are}, and equal within the quantisation: no value differs by more than {ends.within:.2f} steps"
+        case TieState.DIVERGED if tie.difference is not None:
+            rows = f"{tie.difference.rows_differing} rows differ, {tie.difference.extent}"
+            return f"{are}: {rows}{'' if ends.alike else ', more than quantisation explains'}"
+        case TieState.SHARED:
+            return f"{are}, and serves {tie.tie.target} too"
+        case None if ends.reason is not None:
+            return f"{are}, and not compared: {ends.reason}"
+        case _:
+            return are

@@ -206,6 +206,8 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
     """
     copies: dict[tuple[str, str, bool], list[StoredTensor]] = {}
     for tie in evidence.ties:
+        if tie.quantised is not None:  # BW118 is about these
+            continue
         in_graph = evidence.gguf_file or evidence.onnx_file
         if tie.state is TieState.EQUAL and (tie.declared.flag.value or in_graph) and tie.target:
             copies.setdefault((tie.tie.source, tie.target.file, _is_bias(tie)), []).append(tie.target)
@@ -226,6 +228,8 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
             severity=Severity.INFO if is_bias else None,
         )
     for tie in evidence.ties:
+        if tie.quantised is not None:  # BW118 tells how the two compare
+            continue
         if tie.difference and tie.difference.cause.value == QUANTISED and tie.target and tie.source:
             target, other = tie.target, tie.source
             how = "in another type" if target.dtype != other.dtype else "with other scales"
@@ -332,7 +336,7 @@ def incompatible(evidence: Evidence) -> Iterator[Observation]:
     Reported in: huggingface/transformers#35141
     """
     for tie in evidence.ties:
-        if tie.state is TieState.INCOMPATIBLE and tie.target and tie.source:
+        if tie.state is TieState.INCOMPATIBLE and not tie.quantised and tie.target and tie.source:
             same = "; the values agree once cast" if tie.equal_when_cast else ""
             yield Observation(
                 message=(
@@ -513,7 +517,12 @@ def _is_bias(tie: TieEvidence) -> bool:
 
 
 def _flag_of_bytes(evidence: Evidence, tie: TieEvidence) -> bool | None:
-    """The flag that agrees with the stored tensors; `None` if they were not read, are missing, or are quantised."""
+    """The flag that agrees with the stored tensors; `None` if they were not read or are missing.
+
+    `None` too if one end is the other but for its quantisation.
+    """
+    if tie.difference is not None and tie.difference.cause.value == QUANTISED:
+        return None
     if tie.state in (TieState.DIVERGED, TieState.INCOMPATIBLE):
         return False
     if tie.state is TieState.EQUAL:
@@ -561,6 +570,8 @@ def _extra_prefix(evidence: Evidence, tie: TieEvidence) -> str:
 
 
 def _rows(tie: TieEvidence) -> int:
+    if tie.quantised is not None and tie.quantised.shape is not None:
+        return tie.quantised.shape[0]
     return tie.target.shape[0] if tie.target is not None and tie.target.shape else 1
 
 

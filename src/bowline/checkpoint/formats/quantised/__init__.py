@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bowline.checkpoint.formats.quantised.awq import awq
 from bowline.checkpoint.formats.quantised.bitsandbytes import bitsandbytes_4bit, bitsandbytes_8bit
-from bowline.checkpoint.formats.quantised.bowline_table import bowline_table
+from bowline.checkpoint.formats.quantised.bowline_table import SERVES_BOTH, bowline_table
 from bowline.checkpoint.formats.quantised.compressed_tensors import pack_quantized
 from bowline.checkpoint.formats.quantised.gptq import gptq
 from bowline.checkpoint.formats.quantised.mlx import mlx
@@ -21,7 +21,7 @@ from bowline.checkpoint.formats.quantised.torchao import torchao
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.errors import FormatError
 
-__all__ = ["QuantisedWeight", "DequantisedRows", "StoredBytes", "recognise"]
+__all__ = ["SERVES_BOTH", "QuantisedWeight", "DequantisedRows", "StoredBytes", "recognise"]
 
 LAYOUTS: Final[Mapping[str, Callable[[Facts], QuantisedWeight | None]]] = {
     "MLX": mlx,
@@ -32,7 +32,7 @@ LAYOUTS: Final[Mapping[str, Callable[[Facts], QuantisedWeight | None]]] = {
     "bitsandbytes 4 bits": bitsandbytes_4bit,
     "torchao": torchao,
     "8-bit codes": scaled_codes,
-    "int8 table of quantize_tied": bowline_table,
+    SERVES_BOTH: bowline_table,
 }
 """Each layout's name where its details could not be read, and the function that recognises it."""
 

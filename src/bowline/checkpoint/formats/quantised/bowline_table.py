@@ -8,7 +8,10 @@ from __future__ import annotations
 from bowline.checkpoint.formats.quantised.quantised_weight import DequantisedRows, Facts, Parts, QuantisedWeight
 from bowline.checkpoint.formats.quantised.shape_checks import check_dtype, check_extent, check_shape, two_axes
 
-__all__ = ["bowline_table"]
+__all__ = ["SERVES_BOTH", "bowline_table"]
+
+SERVES_BOTH = "int8 table of quantize_tied"
+"""The layout in words: the only one whose table is both ends of a tie by its name."""
 
 
 def bowline_table(facts: Facts) -> QuantisedWeight | None:
@@ -22,7 +25,7 @@ def bowline_table(facts: Facts) -> QuantisedWeight | None:
     check_shape(parts["scales"], (rows,), (rows, 1))
     return QuantisedWeight(
         name=facts.name,
-        layout="int8 table of quantize_tied",
+        layout=SERVES_BOTH,
         parts=parts,
         shape=(rows, columns),
         expand=_rows,
