@@ -483,6 +483,17 @@ def test_bw211_is_not_said_of_fresh_tables(tmp_path: Path, width: int) -> None:
         assert "BW211" not in codes(write(tmp_path, {WTE: values}, {**GPT2, "vocab_size": len(values)}))
 
 
+@pytest.mark.parametrize(("noise", "code"), [(0.0, "BW205"), (1e-4, "BW208")])
+def test_equal_rows_that_were_added_as_a_mean_are_said_to_be_short(tmp_path: Path, noise: float, code: str) -> None:
+    values = table(1024, 64) + np.float32(0.3)
+    values[1000:1010] = values[:1000].mean(axis=0) + np.float32(noise) * table(10, 64, seed=3)
+    found = one(unused_gpt2(tmp_path, values), code)
+    assert "(1000-1009)" in found.message
+    assert ", far shorter than all others (norm 2.4 where the median is 8.3)" in found.message
+    assert found.help.endswith('resize_vocab(new_rows="scaled-mean") adds rows of the usual norm')
+    assert "BW211" not in codes(tmp_path)
+
+
 def test_bw211_is_not_said_of_rows_that_another_finding_has(tmp_path: Path) -> None:
     values = with_norms({3: 0, 4: np.nan, 5: 0.4})
     values[900:903] = values[900] * np.float32(0.3)

@@ -38,11 +38,16 @@ class OddNorms:
     short_norms: npt.NDArray[np.float32]
     """The norm of each short row."""
     long_norms: npt.NDArray[np.float32]
+    grouped: Ids
+    """Short rows among those that are equal, or equal up to noise."""
+    grouped_norms: npt.NDArray[np.float32]
     median: float
 
 
-def find_odd_norms(checkpoint: Checkpoint, scan: RowScan, bulk: Ids) -> OddNorms | None:
-    """The rows of odd norm, or `None` if there are none; `bulk` are the rows that nothing else was found about.
+def find_odd_norms(checkpoint: Checkpoint, scan: RowScan, bulk: Ids, grouped: Ids) -> OddNorms | None:
+    """The rows of odd norm, or `None` if there are none.
+
+    `bulk` are the rows that nothing else was found about, `grouped` those that are equal, or equal up to noise.
 
     Norms that the scan estimated from some columns are computed again from all columns before a row counts as odd.
     """
@@ -55,16 +60,20 @@ def find_odd_norms(checkpoint: Checkpoint, scan: RowScan, bulk: Ids) -> OddNorms
     least = max(median - BELOW * (median - low), median * (low / median) ** BELOW_IN_LOG)
     most = median + ABOVE * (high - median)
     short, long = bulk[norm[bulk] < least], bulk[norm[bulk] > most]
+    alike = grouped[norm[grouped] < least]
     if scan.norm_columns is not None:
+        alike = alike[_norms(checkpoint, scan, alike) < least]
         short = short[_norms(checkpoint, scan, short) < least]
         long = long[_norms(checkpoint, scan, long) > most]
-    if not len(short) and not len(long):
+    if not len(short) and not len(long) and not len(alike):
         return None
     return OddNorms(
         short=short,
         long=long,
         short_norms=_norms(checkpoint, scan, short),
         long_norms=_norms(checkpoint, scan, long),
+        grouped=alike,
+        grouped_norms=_norms(checkpoint, scan, alike),
         median=median,
     )
 

@@ -66,7 +66,7 @@ class TableRows:
     """The standard deviation of the draw, if all rows have the lengths of a fresh draw (an untrained table)."""
     norms_estimated_from: int | None
     odd_norms: OddNorms | None = None
-    """Rows that no other class has, and whose norms fall out of the table's distribution."""
+    """Rows whose norms fall out of the table's distribution, those of other classes left out or named apart."""
 
 
 def describe_table(checkpoint: Checkpoint, scan: RowScan) -> TableRows:
@@ -77,9 +77,11 @@ def describe_table(checkpoint: Checkpoint, scan: RowScan) -> TableRows:
     duplicates = _duplicates(checkpoint, scan.tensor, scan.fingerprint, np.flatnonzero(sound))
     never_trained = _never_trained(checkpoint, scan.tensor, norm, np.flatnonzero(sound))
     alike = find_alike_rows(checkpoint, scan, np.flatnonzero(sound))
-    bulk = sound.copy()
-    for found in (never_trained, *alike, *duplicates):
-        bulk[np.asarray(found, np.int64)] = False
+    grouped = np.zeros_like(sound)
+    for found in (*alike, *duplicates):
+        grouped[np.asarray(found, np.int64)] = True
+    bulk = sound & ~grouped
+    bulk[never_trained] = False
     return TableRows(
         name=scan.tensor.name,
         rows=len(zero),
@@ -90,7 +92,7 @@ def describe_table(checkpoint: Checkpoint, scan: RowScan) -> TableRows:
         alike=alike,
         drawn_std=_drawn_std(norm[sound], scan),
         norms_estimated_from=scan.norm_columns,
-        odd_norms=find_odd_norms(checkpoint, scan, np.flatnonzero(bulk)),
+        odd_norms=find_odd_norms(checkpoint, scan, np.flatnonzero(bulk), np.flatnonzero(grouped)),
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # an audit of headers needs no numpy
 
 Seen = TypeVar("Seen")
 TENSOR_CORE_ROWS = 8
+SCALED_MEAN = '; resize_vocab(new_rows="scaled-mean") adds rows of the usual norm'
 TIED = (TieState.SHARED, TieState.ALIAS, TieState.EQUAL)
 
 
@@ -233,14 +234,19 @@ def duplicate_rows(evidence: Evidence) -> Iterator[Observation]:
 
     Fix: train the tokens, or remove them.
     """
-    for names, groups in _together((table.name, table.duplicates) for table in evidence.tables):
-        largest = max(groups, key=len)
+    found = (
+        (table.name, (table.duplicates, _shortness(table, _largest(table.duplicates))))
+        for table in evidence.tables
+        if table.duplicates
+    )
+    for names, (groups, norms) in _together(found):
+        largest = _largest(groups)
         yield Observation(
             message=(
                 f"{_have(names)} {sum(len(group) for group in groups)} rows in {len(groups)} groups of equal rows, "
-                f"the largest of {len(largest)} ({runs(largest)}){tokens_of(evidence, largest)}"
+                f"the largest of {len(largest)} ({runs(largest)}){norms}{tokens_of(evidence, largest)}"
             ),
-            help="train these tokens, or remove them",
+            help=f"train these tokens, or remove them{SCALED_MEAN if norms else ''}",
             tensors=names,
         )
 
@@ -313,15 +319,18 @@ def never_trained_rows(evidence: Evidence) -> Iterator[Observation]:
     Fix: none is needed if the tokens are never used. Otherwise reserve them for new tokens, or train them.
     """
     signs = (
-        (table.name, (sign, rows, table.rows)) for table in evidence.tables for sign, rows in _untrained(table) if rows
+        (table.name, (sign, rows, table.rows, _shortness(table, rows)))
+        for table in evidence.tables
+        for sign, rows in _untrained(table)
+        if rows
     )
-    for names, (sign, rows, of) in _together(signs):
+    for names, (sign, rows, of, norms) in _together(signs):
         yield Observation(
             message=(
                 f"{_have(names)} {len(rows)} rows ({_share(len(rows), of)}) that look untrained ({runs(rows)}): {sign}"
-                f"{tokens_of(evidence, rows)}"
+                f"{norms}{tokens_of(evidence, rows)}"
             ),
-            help="do not rely on these tokens before training them",
+            help=f"do not rely on these tokens before training them{SCALED_MEAN if norms else ''}",
             tensors=names,
         )
 
@@ -355,8 +364,9 @@ def odd_norms(evidence: Evidence) -> Iterator[Observation]:
 
     What: the norm of these rows falls out of the table's distribution. It lies more than 3.5 times as far below the
     median as the 5% quantile does (or 6 times on a logarithmic scale), or more than 6 times as far above it as the 95%
-    quantile. The padding row, rows of zeros, equal rows and rows that look never trained are reported separately
-    (BW204, BW206, BW205, BW208) and left out here. Tables of fewer than 256 such rows are not judged.
+    quantile. The padding row, rows of zeros, equal rows and rows that look never trained have findings of their own
+    (BW204, BW206, BW205, BW208), which say so if groups of equal rows are that short. Tables of fewer than 256 other
+    rows are not judged.
 
     Why it hurts: under a tied head the norm of a row scales its logit. Tokens with short rows are rarely predicted and
     need more steps to be learned; long rows take over the softmax.
@@ -382,16 +392,15 @@ def odd_norms(evidence: Evidence) -> Iterator[Observation]:
         if not seen:
             continue
         rows, norms = [row for row, _ in seen], [norm for _, norm in seen]
-        span = list(dict.fromkeys(f"{norm:.2g}" for norm in (min(norms), max(norms))))
         one = len(rows) == 1
         yield Observation(
             message=(
                 f"{_have(names)} {len(rows)} row{'s' * (not one)} with {'a norm' if one else 'norms'} far {side} all "
-                f"others, {' to '.join(span)} where the median is {median:.2g} ({runs(rows)})"
+                f"others, {_span(norms)} where the median is {median:.2g} ({runs(rows)})"
                 f"{tokens_of(evidence, rows)}"
             ),
             help=(
-                'train these rows; resize_vocab(new_rows="scaled-mean") adds rows of the usual norm'
+                f"train these rows{SCALED_MEAN}"
                 if side == "below"
                 else "train these rows on, or compare them with an earlier checkpoint"
             ),
@@ -485,6 +494,26 @@ def _is_reported(group: Iterable[int], table: TableRows) -> bool:
     rows = {int(row) for row in group}
     reported: list[Iterable[int]] = [table.never_trained, *table.duplicates]
     return any(rows <= {int(row) for row in others} for others in reported)
+
+
+def _largest(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return max(groups, key=len)
+
+
+def _shortness(table: TableRows, rows: Iterable[int]) -> str:
+    """The norms of equal rows if all of them are far shorter than the others; otherwise empty."""
+    if table.odd_norms is None:
+        return ""
+    odd = dict(zip(map(int, table.odd_norms.grouped), map(float, table.odd_norms.grouped_norms), strict=True))
+    norms = [odd.get(int(row)) for row in rows]
+    short = [norm for norm in norms if norm is not None]
+    if not short or len(short) < len(norms):
+        return ""
+    return f", far shorter than all others (norm {_span(short)} where the median is {table.odd_norms.median:.2g})"
+
+
+def _span(norms: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{norm:.2g}" for norm in (min(norms), max(norms))))
 
 
 def _share(rows: int, of: int) -> str:
