@@ -124,6 +124,8 @@ def _outcomes(evidence: Evidence, tie: TieEvidence) -> Iterator[str]:
     declaration = evidence.declaration
     unknown = declaration.inferred and not declaration.loaders and not evidence.gguf_file
     why = "the class is not known" if unknown else "depends on data that was not read"
+    if tie.quantised is not None:
+        why = "depends on how it reads the quantised layout"
     for loader, targets in evidence.outcomes.items():
         outcome = targets.get(tie.tie.target)
         fate, reason = (outcome.fate.value, outcome.reason) if outcome else ("unknown", why)
