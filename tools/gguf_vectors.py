@@ -12,7 +12,7 @@ from base64 import b64encode
 from importlib.metadata import version
 from pathlib import Path
 
-import gguf  # type: ignore[import-not-found]
+import gguf
 import numpy as np
 import numpy.typing as npt
 

@@ -204,7 +204,7 @@ def test_keys_and_names_are_unique_texts() -> None:
     assert read(head(1, 0, entry("x" * 63)) + bytes(999)).tensors
 
 
-@pytest.mark.parametrize("alignment", [0, 3, 48, "32", True])
+@pytest.mark.parametrize("alignment", [0, 3, 48, "32", True, Typed(10, struct.pack("<Q", 32)), Typed(0, b"\x20")])
 def test_an_alignment_that_is_no_power_of_two_is_refused(alignment: object) -> None:
     assert "expected a power of two" in refused(gguf_file({}, {"general.alignment": alignment}))
 

@@ -288,13 +288,18 @@ def _values(source: ByteSource, cursor: _Cursor, count: int) -> dict[str, Value]
         key = _name(source, cursor.take(length, f"key {number}"), f"key {number}")
         if key in values:
             _refuse(source, f"the key {shown(key)} occurs twice, expected once", _NO_READER)
-        values[key] = value = _value(source, cursor, f"the value of {shown(key)}", min(SHORT_TEXT, budget))
+        what = f"the value of {shown(key)}"
+        (kind,) = cursor.unpack(_U32, what)
+        if key == ALIGNMENT and kind != UINT32:
+            _refuse(
+                source, f"{ALIGNMENT} has the type {kind}, expected {UINT32} (UINT32) and a power of two", _NO_READER
+            )
+        values[key] = value = _value(source, cursor, kind, what, min(SHORT_TEXT, budget))
         budget -= len(value) if isinstance(value, str) else 0
     return values
 
 
-def _value(source: ByteSource, cursor: _Cursor, what: str, short: int) -> Value:
-    (kind,) = cursor.unpack(_U32, what)
+def _value(source: ByteSource, cursor: _Cursor, kind: int, what: str, short: int) -> Value:
     if kind == STRING:
         (length,) = cursor.unpack(_U64, what)
         cursor.need(length, what)
