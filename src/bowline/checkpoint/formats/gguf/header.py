@@ -292,7 +292,9 @@ def _values(source: ByteSource, cursor: _Cursor, count: int) -> dict[str, Value]
         (kind,) = cursor.unpack(_U32, what)
         if key == ALIGNMENT and kind != UINT32:
             _refuse(
-                source, f"{ALIGNMENT} has the type {kind}, expected {UINT32} (UINT32) and a power of two", _NO_READER
+                source,
+                f"{ALIGNMENT} has the type {kind}, expected a power of two of the type {UINT32} (UINT32)",
+                _NO_READER,
             )
         values[key] = value = _value(source, cursor, kind, what, min(SHORT_TEXT, budget))
         budget -= len(value) if isinstance(value, str) else 0
