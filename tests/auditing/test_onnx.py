@@ -151,7 +151,7 @@ def test_config_and_tokenizer_beside_the_file_are_read(tmp_path: Path) -> None:
 def test_the_report_names_the_format(tmp_path: Path) -> None:
     result = bowline(save(tmp_path / "model.onnx", causal(ROWS)))
     assert result.exit_code == 0
-    assert "model.onnx: ONNX (unknown family)" in result.output
+    assert "ONNX (unknown family)" in result.output
     assert "flag       none: an ONNX graph has no flag" in result.output
     assert "tie        /lm_head/MatMul <- wte.weight  SHARED" in result.output
 
