@@ -53,12 +53,12 @@ def pack_quantized(facts: Facts) -> QuantisedWeight | None:
     """The weight in the format `pack-quantized`, or `None` if it is stored otherwise."""
     parts = facts.beside(codes="weight_packed", scales="weight_scale", shape="weight_shape")
     parts |= facts.beside(zeros="weight_zero_point", groups="weight_g_idx", whole="weight_global_scale")
-    if "codes" not in parts:
+    if not {"codes", "scales"} <= parts.keys():
         return None
     if "whole" in parts or parts["codes"].dtype == "U8":
         raise unsupported("compressed-tensors' 4-bit floats (NVFP4, MXFP4) are not dequantised")
-    if not {"scales", "shape"} <= parts.keys():
-        raise FormatError("weight_packed is stored without weight_scale or weight_shape, expected both")
+    if "shape" not in parts:
+        raise FormatError("weight_packed is stored without weight_shape, expected both")
     if "groups" in parts:
         raise unsupported("columns in another order (weight_g_idx) are not dequantised for compressed-tensors")
     check_dtype(parts["codes"], "I32", "U32")
