@@ -263,3 +263,20 @@ def test_a_graph_on_the_hub_is_to_be_downloaded() -> None:
     ) as caught:
         read_weights(Memory(model__onnx=b""))
     assert "download" in (caught.value.help or "")
+
+
+def test_ends_of_four_bits_are_found_and_not_read(tmp_path: Path) -> None:
+    codes = np.zeros((96, 1, 8), np.uint8)
+    four = {"domain": "com.microsoft", "bits": 4, "block_size": 16}
+    nodes = [
+        onnx.helper.make_node("GatherBlockQuantized", ["wte_q4", "input_ids", "scales"], ["x"], **four),
+        norm(),
+        onnx.helper.make_node("MatMulNBits", ["y", "head_q4", "scales"], ["logits"], N=96, K=16, **four),
+    ]
+    tensors = {"wte_q4": codes[:, 0], "head_q4": codes, "scales": np.ones((96, 1), np.float32), "norm": np.ones(16)}
+    path = save(tmp_path / "model.onnx", model(nodes, tensors))
+    assert ends(path) == ("wte_q4", ["head_q4"], ())
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.onnx is not None
+        assert checkpoint.onnx.opaque == {"wte_q4", "head_q4"}
+        assert np.array_equal(checkpoint.rows("head_q4"), codes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import tracemalloc
 from collections.abc import Mapping
 from typing import Any
@@ -255,3 +256,15 @@ def test_numbers_in_varints_are_decoded() -> None:
     assert made.int32_data
     graph = read_model(MemoryBytes("model.onnx", model([], {"t": made}).SerializeToString()))
     assert graph.initializers["t"].coded_bytes == 12
+
+
+def test_many_tensors_of_one_name_and_many_products_take_little_time() -> None:
+    inner = part(5, b"\x08\x00\x10\x01" + part(8, b"t"))
+    branch = part(5, part(1, b"g") + part(6, inner))
+    names = b"".join(part(1, name) for name in (b"ids", b"head")) + part(2, b"logits") + part(4, b"MatMul")
+    head = part(5, b"\x08\x02\x08\x02\x10\x01" + part(8, b"head") + part(9, bytes(16)))
+    graph = part(1, part(4, b"If") + branch * 3000) + part(1, names) * 3000 + head + part(12, part(1, b"logits"))
+    started = time.perf_counter()
+    found = read(whole(graph))
+    assert time.perf_counter() - started < 10
+    assert len(found.tensors) == 3001

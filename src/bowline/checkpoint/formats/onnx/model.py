@@ -128,24 +128,19 @@ def _ends(uses: Uses) -> tuple[list[Use], list[Use]]:
 
     The table is the largest one that a product at an output fits, otherwise the one with the most rows.
     """
-    lookups = sorted(uses.lookups, key=lambda use: -prod(_rows_first(uses, use)))
-    shapes = [_rows_first(uses, use) for use in lookups]
-    fitting = [use for use in uses.at_output if _rows_first(uses, use) in shapes]
+    lookups = sorted(uses.lookups, key=lambda use: -prod(use.shape))
+    shapes = [use.shape for use in lookups]
+    known = set(shapes)
+    fitting = [use for use in uses.at_output if use.shape in known]
     if not fitting:  # the head's rows may be padded, or the way to the output unknown
-        widths = {shape: shape[1] for shape in shapes[:1]}
-        alone = [use for use in uses.products if _rows_first(uses, use) == (shapes[0] if shapes else None)]
-        padded = [use for use in uses.at_output if _rows_first(uses, use)[1] in widths.values() and shapes]
-        padded = [use for use in padded if 2 * _rows_first(uses, use)[0] > shapes[0][0]]
+        alone = [use for use in uses.products if use.shape == (shapes[0] if shapes else None)]
+        padded = [use for use in uses.at_output if shapes and use.shape[1] == shapes[0][1]]
+        padded = [use for use in padded if 2 * use.shape[0] > shapes[0][0]]
         fitting = alone if len({use.tensor for use in alone}) == 1 else padded
-    wanted = next((_rows_first(uses, use) for use in fitting if _rows_first(uses, use) in shapes), None)
+    wanted = next((use.shape for use in fitting if use.shape in known), None)
     wanted = wanted or (shapes[0] if shapes else None)
-    tables = [use for use in lookups if _rows_first(uses, use) == wanted]
+    tables = [use for use in lookups if use.shape == wanted]
     return tables, fitting
-
-
-def _rows_first(uses: Uses, use: Use) -> tuple[int, ...]:
-    shape = uses.tensors[use.tensor].shape
-    return shape[::-1] if use.transposed else shape
 
 
 def _as_rows(tensor: StoredTensor, use: Use, uses: Uses) -> StoredTensor | None:

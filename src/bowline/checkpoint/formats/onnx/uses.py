@@ -7,6 +7,7 @@ and `DequantizeLinear`, and from a graph into the graphs of its `If` and `Loop` 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -62,6 +63,8 @@ class Use(NamedTuple):
     tensor: str
     """The key of the matrix in `Uses.tensors`."""
     node: str
+    shape: tuple[int, int]
+    """The shape of the numbers that it stands for, with the vocabulary's rows first."""
     transposed: bool
     """Whether the rows of the vocabulary are the columns of the stored matrix."""
     scaling: Scaling | None
@@ -113,9 +116,7 @@ def find_uses(graph: Graph) -> Uses:
     uses = Uses()
     scope = _scan(graph, None, uses, "")
     preferred = [name for name in graph.outputs if "logits" in name.lower()]
-    for use in _reaching(scope, preferred or graph.outputs):
-        if use not in uses.at_output:
-            uses.at_output.append(use)
+    uses.at_output += dict.fromkeys(_reaching(scope, preferred or graph.outputs))
     return uses
 
 
@@ -144,9 +145,13 @@ def _scan(graph: Graph, outer: _Scope | None, uses: Uses, path: str) -> _Scope:
 
 def _add(uses: Uses, tensor: Initializer, path: str) -> str:
     """Register a tensor under its name; one of an inner graph under its path too, if the name is taken."""
-    key, number = tensor.name, 1
-    while key in uses.tensors:
-        key, number = f"{path}{tensor.name}" + (f" ({number})" if number > 1 else ""), number + 1
+    key = tensor.name
+    if key in uses.tensors:
+        key = f"{path}{tensor.name}"
+    if key in uses.tensors:
+        key = f"{key} ({len(uses.tensors)})"
+    while key in uses.tensors:  # only if the file has such a name on purpose
+        key += "'"
     uses.tensors[key] = tensor if key == tensor.name else replace(tensor, name=key)
     return key
 
@@ -186,8 +191,13 @@ def _lookup(scope: _Scope, uses: Uses, node: Node, after: Node | None) -> None:
     if view.scaling is None and uses.tensors[view.tensor].dtype in ("I8", "U8"):
         scaling = _scaling(scope, after, 1, 2, 2) if after else _named_scaling(scope, node.inputs[at], None)
         view = view._replace(scaling=scaling, readable=view.readable and scaling is not None)
-    readable = view.readable and node.op != "GatherBlockQuantized"
-    uses.lookups.append(Use(view.tensor, node.name or node.outputs[0], view.transposed, view.scaling, readable))
+    rows, columns = uses.tensors[view.tensor].shape[:: -1 if view.transposed else 1]
+    in_blocks = node.op == "GatherBlockQuantized"
+    if in_blocks and uses.tensors[view.tensor].dtype == "U8" and node.ints.get("bits", 4) == 4:
+        columns *= 2  # two codes a byte
+    readable = view.readable and not in_blocks
+    name = node.name or node.outputs[0]
+    uses.lookups.append(Use(view.tensor, name, (rows, columns), view.transposed, view.scaling, readable))
 
 
 def _product(scope: _Scope, uses: Uses, node: Node, place: int) -> None:
@@ -195,8 +205,11 @@ def _product(scope: _Scope, uses: Uses, node: Node, place: int) -> None:
     view = scope.view(node.inputs[at]) if len(node.inputs) > at else None
     if view is None or not node.outputs:
         return
-    axes = len(uses.tensors[view.tensor].shape)
-    if axes != 2 and node.op not in ROWS_FIRST:
+    shape = uses.tensors[view.tensor].shape
+    axes = len(shape)
+    if node.op in ROWS_FIRST:
+        shape = (node.ints.get("N", 0), node.ints.get("K", 0))
+    elif axes != 2:
         return
     transposed = node.ints.get("transB", 0) == 0 and node.op not in ROWS_FIRST
     scaling, readable = view.scaling, view.readable and node.op not in ROWS_FIRST
@@ -207,7 +220,9 @@ def _product(scope: _Scope, uses: Uses, node: Node, place: int) -> None:
         zero = node.inputs[3] if len(node.inputs) > 3 else ""
         scaling = _named_scaling(scope, node.inputs[at], zero)
         readable = readable and scaling is not None
-    use = Use(view.tensor, node.name or node.outputs[0], transposed != view.transposed, scaling, readable)
+    turned = transposed != view.transposed
+    rows, columns = shape[::-1] if turned else shape
+    use = Use(view.tensor, node.name or node.outputs[0], (rows, columns), turned, scaling, readable)
     scope.products[place] = use
     uses.products.append(use)
 
@@ -229,9 +244,9 @@ def _named_scaling(scope: _Scope, name: str, zero_point: str | None) -> Scaling 
 def _reaching(scope: _Scope, outputs: tuple[str, ...] | list[str]) -> Iterator[Use]:
     """The products whose results reach these outputs of a graph."""
     producers = {name: place for place, node in enumerate(scope.graph.nodes) for name in node.outputs}
-    waiting, seen = [name for name in outputs if name], set(outputs)
+    waiting, seen = deque(name for name in outputs if name), set(outputs)
     while waiting:
-        place = producers.get(waiting.pop(0))
+        place = producers.get(waiting.popleft())
         if place is None:
             continue
         node = scope.graph.nodes[place]
@@ -240,5 +255,5 @@ def _reaching(scope: _Scope, outputs: tuple[str, ...] | list[str]) -> Iterator[U
         elif node.op in KEEPS_ROWS:
             for inner in scope.within.get(place, ()):
                 yield from _reaching(inner, inner.graph.outputs)
-            waiting += [name for name in node.inputs if name and name not in seen]
+            waiting.extend(name for name in node.inputs if name and name not in seen)
             seen.update(node.inputs)
