@@ -37,6 +37,7 @@ pytestmark = [  # torch's own, in its compiler and in its forward differentiatio
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
     pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script`:FutureWarning:torch.jit._script"),  # since torch 2.14
 ]
 
 

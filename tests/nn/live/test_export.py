@@ -108,7 +108,9 @@ SCRIPTED: dict[str, Callable[[nn.Module], Any]] = {
     "trace": lambda model: torch.jit.trace(model, IDS),
     "script": lambda model: torch.jit.script(model),
 }
-TORCHSCRIPT = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")  # and widely shipped
+TORCHSCRIPT = pytest.mark.filterwarnings(  # deprecated and widely shipped; torch 2.14 warns by FutureWarning
+    "ignore:.*torch.jit.* is deprecated:DeprecationWarning", "ignore:.torch.jit.* is deprecated:FutureWarning"
+)
 WAYS = pytest.mark.parametrize("way", SCRIPTED.values(), ids=list(SCRIPTED))
 
 

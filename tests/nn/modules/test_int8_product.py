@@ -75,7 +75,9 @@ def test_a_gradient_goes_through_the_float_product() -> None:
     torch.testing.assert_close(hidden.grad[0], table.rows().sum(0))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # torch's own, of forward derivatives
+@pytest.mark.filterwarnings(  # torch's own, of forward derivatives; torch 2.14 warns by FutureWarning
+    "ignore:`torch.jit.script`:DeprecationWarning", "ignore:`torch.jit.script`:FutureWarning:torch.jit._script"
+)
 def test_forward_derivatives_and_vmap_go_through_the_float_product() -> None:
     table = table_of(50, 32, torch.float32)
     hidden, direction = torch.randn(3, 32), torch.randn(3, 32)
@@ -110,7 +112,11 @@ def test_a_compiled_head_gives_the_same_logits() -> None:
         torch.testing.assert_close(compiled(hidden), table.product(hidden), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.trace.*:DeprecationWarning",
+    "ignore:`torch.jit.trace`:FutureWarning:torch.jit._trace",
+    "ignore::torch.jit.TracerWarning",
+)
 def test_a_traced_head_does_not_keep_the_size_of_the_state_that_it_was_traced_with() -> None:
     table = table_of(50, 8, torch.float32)
     with torch.no_grad():

@@ -158,8 +158,12 @@ def test_shards_and_their_index_hold_each_tensor_once(size: str | int, tmp_path:
 
 # --- wrappers ---------------------------------------------------------------------------------------------------------
 
+IMPORTS_OF_COMPILE = pytest.mark.filterwarnings(  # torch's own; torch 2.14 warns by FutureWarning
+    "ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit.script. is deprecated:FutureWarning:torch.jit._script"
+)
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch.compile's own imports
+
+@IMPORTS_OF_COMPILE
 def test_what_torch_wraps_around_a_model_leaves_no_trace_in_names(tmp_path: Path) -> None:
     model = lm(seed=1)
     for at, wrapped in enumerate([torch.compile(model), nn.DataParallel(model), torch.compile(nn.DataParallel(model))]):
@@ -171,7 +175,7 @@ def test_what_torch_wraps_around_a_model_leaves_no_trace_in_names(tmp_path: Path
         assert same(again, model)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@IMPORTS_OF_COMPILE
 def test_a_part_that_is_compiled_leaves_no_trace_either(tmp_path: Path) -> None:
     model: Any = lm(seed=1)
     model.norm = torch.compile(model.norm)
