@@ -129,8 +129,8 @@ def orphan_shard(evidence: Evidence) -> Iterator[Observation]:
 def wrong_total_size(evidence: Evidence) -> Iterator[Observation]:
     """The index's `total_size` differs from the size of the tensors.
 
-    What: `metadata.total_size` differs from the sum of the tensors' bytes. Bytes that tensors share, as in a pickle, may
-    count once or for each of them.
+    What: `metadata.total_size` differs from the sum of the tensors' bytes. Bytes that tensors share, as in a pickle,
+    may count once or for each of them.
 
     Why it hurts: loaders plan memory by it, and a wrong size shows that the index was not written with these shards.
 
