@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -94,5 +95,7 @@ class Seq2SeqOutput(ModelOutput):
     encoder_hidden_states: Hidden = None
 
 
-for _record in (BaseOutput, LMOutput, PreTrainingOutput, ClassifierOutput, Seq2SeqOutput):
-    torch.export.register_dataclass(_record)
+with warnings.catch_warnings():  # torch 2.6 warns of a function of its own that it calls here
+    warnings.filterwarnings("ignore", ".*_register_pytree_node. is deprecated", FutureWarning)
+    for _record in (BaseOutput, LMOutput, PreTrainingOutput, ClassifierOutput, Seq2SeqOutput):
+        torch.export.register_dataclass(_record)
