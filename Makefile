@@ -6,7 +6,7 @@ PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo demo-audit demo-models demo-train test real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
-.PHONY: sweep-loss sweep-loss-4 sweep-loss-compiled fuzz families clean help
+.PHONY: sweep-loss sweep-loss-4 sweep-loss-compiled fuzz fuzz-gguf families mlx-table clean help
 
 help:
 	@echo "make demo          audit a real checkpoint beside broken ones (no torch), the families, and a model trained here"
@@ -18,8 +18,9 @@ help:
 	@echo "make sweep-loss    every class with a head, with use_tied_loss and without: loss, gradients, logits"
 	@echo "make sweep-loss-4  the same in transformers 4; make sweep-loss-compiled: the same under torch.compile"
 	@echo "make fuzz          200,000 safetensors headers against safetensors itself"
+	@echo "make fuzz-gguf     100,000 damaged GGUF files against the gguf package"
 	@echo "make real          the tests that use a real trained model, which it fetches (SmolLM2-135M)"
-	@echo "make families      generate the families' table from both versions of transformers"
+	@echo "make families      generate the families' table from both versions of transformers; make mlx-table: mlx-lm's"
 
 # The base install: what a user gets.
 $(VENV)/base: pyproject.toml constraints.txt
@@ -95,6 +96,9 @@ sweep-loss-compiled: $(VENV)/dev
 fuzz: $(VENV)/dev
 	$(BIN)/python -m tests.checkpoint.formats.header_fuzz --count 200000
 
+fuzz-gguf: $(PEERS)/real/ready
+	PYTHONPATH=$(PEERS)/gguf $(BIN)/python -m tests.checkpoint.formats.gguf_fuzz --count 100000
+
 # Beside the environment and not in it: transformers and torch would import them at every start.
 BESIDE := $(PEERS)/torchao/ready $(PEERS)/triton/ready $(PEERS)/cut-cross-entropy/ready $(PEERS)/liger-kernel/ready
 $(PEERS)/torchao/ready: VERSION := 0.18.0
@@ -148,6 +152,9 @@ $(PEERS)/llama-cpp/ready:
 
 families: $(PEERS)/transformers-4.57.1/ready $(PEERS)/transformers-5.23.0/ready
 	$(PYTHON) tools/generate_families.py $(PEERS)/transformers-4.57.1/bin/python $(PEERS)/transformers-5.23.0/bin/python
+
+mlx-table: $(PEERS)/mlx-lm-0.32.2/ready
+	$(PEERS)/mlx-lm-0.32.2/bin/python tools/generate_mlx_table.py
 
 clean:
 	rm -rf $(VENV) $(PEERS) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -15,7 +15,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bowline.auditing import AuditReport, audit
-from bowline.auditing.loaders import LOADERS
 from bowline.checkpoint import open_checkpoint
 from bowline.cli import app
 from bowline.demo import CASES, Case, Layout, Show, audit_demo, faults, layouts
@@ -94,7 +93,7 @@ def test_fate_of_the_head_in_each_loader(case: Case, reports: dict[str, AuditRep
     report = reports[case.name]
     tie = report.evidence.main_tie
     assert tie is not None
-    outcomes = [report.evidence.outcomes[loader][tie.tie.target] for loader in LOADERS]
+    outcomes = [report.evidence.outcomes[loader][tie.tie.target] for loader in audit_demo.SHOWN]
     assert tuple(outcome.fate.value for outcome in outcomes if outcome) == FATES[case.name]
 
 
@@ -299,7 +298,7 @@ def test_transformers_does_what_was_predicted(case: Case, tmp_path: Path, transf
         with open_checkpoint(place) as checkpoint:
             assert torch.equal(head.detach(), torch.from_numpy(checkpoint.rows("lm_head.weight").copy()))
         fate = "kept"
-    assert fate == FATES[case.name][list(LOADERS).index("transformers-5")]
+    assert fate == FATES[case.name][audit_demo.SHOWN.index("transformers-5")]
 
 
 def test_the_families_are_shown_tied_and_untied(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,8 @@ from tests.checkpoint.pickled import dictionary, saved, storage, tensor
 from tests.checkpoints import BART, BERT, GPT2, HEAD, LLAMA, LLAVA, OWN, T5, UNKNOWN, WTE, bf16, table, write
 
 TIED, KEPT, RANDOM, DROPPED, REFUSED = Fate
+NOW = [loader for loader in LOADERS if loader != "vllm-0.28"]
+"""Of vLLM only the newer rule; the older has tests of its own."""
 EMBED = "model.embed_tokens.weight"
 UNTIED = {**GPT2, "tie_word_embeddings": False}
 
@@ -43,7 +45,7 @@ WIDE = table().astype(np.float64)
 
 def outcomes(path: Path, tensors: Any, config: Any, target: str = HEAD, **options: Any) -> dict[str, Outcome | None]:
     found = audit(write(path, tensors, config), **options).evidence.outcomes
-    return {loader: found[loader][target] for loader in LOADERS}
+    return {loader: found[loader][target] for loader in NOW}
 
 
 def fates(path: Path, tensors: Any, config: Any, target: str = HEAD, **options: Any) -> list[Fate | None]:
@@ -291,7 +293,7 @@ def test_no_loader_finds_tensors_in_a_dictionary_of_the_pickle(
     (tmp_path / "pytorch_model.bin").write_bytes(pickle)
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = audit(tmp_path).evidence.outcomes
-    assert [outcome and outcome.fate for loader in LOADERS for outcome in found[loader].values()] == expected
+    assert [outcome and outcome.fate for loader in NOW for outcome in found[loader].values()] == expected
 
 
 # --- vLLM -----------------------------------------------------------------------------------------------------------
@@ -345,6 +347,24 @@ def test_vllm_loads_berts_own_decoder_and_one_bias(tmp_path: Path) -> None:
     assert fates(tmp_path, {names[0]: table(), names[1]: OWN}, BERT, names[1])[2] is KEPT
     (tmp_path / "model.safetensors").unlink()
     assert fates(tmp_path, {names[0]: table()}, BERT, names[1])[2] is TIED
+
+
+@pytest.mark.parametrize(
+    ("tensors", "flag", "expected"),
+    [
+        pytest.param({EMBED: table(), HEAD: OWN}, True, DROPPED, id="both-different"),
+        pytest.param({EMBED: table(), HEAD: table()}, True, TIED, id="both-equal"),
+        pytest.param({EMBED: table(), HEAD: OWN}, False, KEPT, id="false-and-both"),
+        pytest.param({EMBED: table()}, False, RANDOM, id="false-and-no-head"),
+        pytest.param({EMBED: table()}, True, TIED, id="embedding-alone"),
+        pytest.param({HEAD: table()}, True, RANDOM, id="head-alone"),
+    ],
+)
+def test_vllm_before_0_29_goes_by_the_flag_alone(tmp_path: Path, tensors: Any, flag: bool, expected: Fate) -> None:
+    found = audit(write(tmp_path, tensors, {**LLAMA, "tie_word_embeddings": flag})).evidence.outcomes
+    outcome = found["vllm-0.28"][HEAD]
+    assert outcome is not None
+    assert outcome.fate is expected
 
 
 # --- llama.cpp ------------------------------------------------------------------------------------------------------
@@ -401,8 +421,11 @@ def test_llama_cpps_rules_use_known_words_only() -> None:
 
 def test_vllms_exceptions_are_classes_that_it_has() -> None:
     known = loader_table("vllm")
-    for exceptions in ("always_tied", "refuses_stored_head", "never_tied"):
-        assert set(known[exceptions]) <= set(known["architectures"])
+    lists = {name for name, listed in known.items() if isinstance(listed, list)} - {"source", "architectures"}
+    classes = {*known["architectures"], *known["transformers_backend"]}
+    for exceptions in lists:
+        assert set(known[exceptions]) <= classes, exceptions
+    assert not set(known["architectures"]) & set(known["transformers_backend"])
 
 
 # --- mlx-lm ---------------------------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ VLLM_TIES = (
     "https://github.com/vllm-project/vllm/blob/4ac7380ac54b0dc018edf2fb99c6b9257e13ac36/"
     "vllm/model_executor/model_loader/weight_tying.py#L73-L97"
 )
-RUN = "benchmarks/results/loaders-2026-11-24.md"
+RUN_IN_VLLM = "benchmarks/results/vllm-2026-11-24.md"
+RUN_IN_LLAMA_CPP = "benchmarks/results/llama-cpp-2026-11-24.md"
 RUN_IN_MLX_LM = "benchmarks/results/mlx-lm-2026-11-24.md"
 CITED: dict[Cell, tuple[str, str]] = {
     (DIFFERS, V4): ("silent: head dropped", TRANSFORMERS_4 + "L3113-L3118"),
@@ -68,9 +69,9 @@ CITED: dict[Cell, tuple[str, str]] = {
     (SAVE, V4): ("silent: head left out", TRANSFORMERS_4 + "L4048-L4076"),
     (RESIZE, V4): ("silent: head lost", TRANSFORMERS_4 + "L3227-L3228"),
     (DIFFERS, VLLM): ("warns: head kept", VLLM_TIES),
-    (NO_HEAD, VLLM): ("head random", RUN),
-    (DIFFERS, LLAMA_CPP): ("head kept, Gemma's dropped", RUN),
-    (NO_HEAD, LLAMA_CPP): ("tied", RUN),
+    (NO_HEAD, VLLM): ("head random", RUN_IN_VLLM),
+    (DIFFERS, LLAMA_CPP): ("head kept, Gemma's dropped", RUN_IN_LLAMA_CPP),
+    (NO_HEAD, LLAMA_CPP): ("tied", RUN_IN_LLAMA_CPP),
     (DIFFERS, MLX_LM): ("silent: head dropped", RUN_IN_MLX_LM),
     (NO_HEAD, MLX_LM): ("refused", RUN_IN_MLX_LM),
 }

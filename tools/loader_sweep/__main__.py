@@ -2,11 +2,11 @@
 
     python -m tools.loader_sweep LOADER PYTHON [--report FILE] [--record FILE] [CLASS ...]
 
-LOADER is `vllm`, `llama.cpp` or `mlx-lm`, PYTHON the interpreter of the environment that holds it. Each class whose
-head is the target of a tie is built tiny by transformers, saved in every state of `states.py`, audited, and loaded by
-LOADER in a process of its own. A class that LOADER refuses in every state is not judged, and after three states not
-tried further if that was predicted. The output ends with the
-counts and every disagreement; `--record` also writes what was seen as JSON.
+LOADER is `vllm`, `vllm-0.28`, `llama.cpp` or `mlx-lm`, PYTHON the interpreter of the environment that holds it. Each
+class whose head is the target of a tie is built tiny by transformers, saved in every state of `states.py`, audited, and
+loaded by LOADER in a process of its own. A class that LOADER refuses in every state is not judged, and after three
+states not tried further if that was predicted. The output ends with the counts and every disagreement; `--record` also
+writes what was seen as JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import transformers
 from tools.loader_sweep.cases import CannotBuildError, Case, classes_with_head, write_cases
 from tools.loader_sweep.states import STATES
 
-RUNNERS = {"vllm": "run_vllm", "llama.cpp": "run_llama_cpp", "mlx-lm": "run_mlx"}
+RUNNERS = {"vllm": "run_vllm", "vllm-0.28": "run_vllm", "llama.cpp": "run_llama_cpp", "mlx-lm": "run_mlx"}
 ROOT = Path(__file__).parents[2]
 ENOUGH = 3
 """A class that is refused in so many states, as predicted, is not tried in the others."""

@@ -10,6 +10,7 @@ from bowline.auditing.adapter_evidence import AdapterEvidence
 from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.loaders import LOADERS
 from bowline.auditing.rules import Finding, Rule, Severity, all_rules
+from bowline.auditing.verdict import verdict
 from bowline.errors import UsageError
 from bowline.tie import TieState
 
@@ -37,6 +38,7 @@ class AuditReport:
         outcomes = {loader: evidence.outcomes.get(loader, {}) for loader in LOADERS}
         return {
             "path": evidence.location,
+            "verdict": verdict(evidence),
             "architecture": declaration.architecture,
             "family": declaration.family,
             "inferred": declaration.inferred,
@@ -74,7 +76,7 @@ def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tupl
 
     Example:
         >>> [rule.code for rule in select_rules(["BW40"], ["BW402"])]
-        ['BW401', 'BW403', 'BW404', 'BW405', 'BW406', 'BW407', 'BW408']
+        ['BW401', 'BW403', 'BW404', 'BW405', 'BW406', 'BW407', 'BW408', 'BW409']
     """
     rules = all_rules()
     for prefix in (*select, *ignore):

@@ -69,7 +69,6 @@ def gather(
         misfits={loader: misfits(declaration, tensors, loader) for loader in declaration.made},
         safetensors=any(file.endswith(".safetensors") for file in checkpoint.weight_files),
         nested=any(lint.kind is LintKind.NESTED_TENSORS for lint in checkpoint.lints),
-        config_keys=frozenset(checkpoint.config or {}),
         dtype_stated=any((checkpoint.config or {}).get(key) is not None for key in ("dtype", "torch_dtype")),
         config=checkpoint.config or {},
         weight_files=checkpoint.weight_files,

@@ -13,11 +13,12 @@ from bowline.auditing.loaders.outcome import (
     Result,
     StoredFacts,
     always_tied,
+    asked_of_newest,
     misfit,
     refused_together,
     takes_no_dictionary,
 )
-from bowline.families.declaration import Declaration
+from bowline.families.declaration import Declaration, DeclaredTie
 from bowline.families.loader_tables import loader_table
 from bowline.families.resolver import FLAG
 from bowline.tie import Tie
@@ -47,7 +48,7 @@ def _each_tie(declaration: Declaration, seen: StoredFacts) -> Iterator[tuple[str
             yield tie.target, None if declaration.inferred else refused
             continue
         tables = _tables(declaration, tie, rule["gguf"])
-        lacking = [key for key in rule.get("needs", ()) if key not in seen.config_keys]
+        lacking = [key for key in rule.get("needs", ()) if key not in seen.config]
         if seen.nested:
             yield tie.target, takes_no_dictionary()
         elif declaration.prefixed:
@@ -65,7 +66,7 @@ def _each_tie(declaration: Declaration, seen: StoredFacts) -> Iterator[tuple[str
         elif tie.target != declaration.head:
             yield tie.target, _other_table(tie, seen, tables)
         else:
-            yield tie.target, _head(declaration, tie, seen, rule["head_when_stored"], rule["head_when_missing"])
+            yield tie.target, _head(declaration, declared, seen, rule["head_when_stored"], rule["head_when_missing"])
 
 
 def _tables(declaration: Declaration, tie: Tie, gguf: str) -> tuple[str, ...]:
@@ -89,9 +90,12 @@ def _other_table(tie: Tie, seen: StoredFacts, tables: tuple[str, ...]) -> Outcom
     return Outcome(Fate.TIED if equal else Fate.DROPPED, f"llama.cpp has one table for both: {used}, the first stored")
 
 
-def _head(declaration: Declaration, tie: Tie, seen: StoredFacts, stored: str, missing: str) -> Outcome | None:
+def _head(
+    declaration: Declaration, declared: DeclaredTie, seen: StoredFacts, stored: str, missing: str
+) -> Outcome | None:
+    tie = declared.tie
     there = tie.target in seen.stored
-    flag = declaration.levels.get(f"text_config.{FLAG}", declaration.levels.get(FLAG, False))
+    flag = declaration.levels.get(f"text_config.{FLAG}", asked_of_newest(declared))
     if there and stored == "refused":
         return Outcome(Fate.REFUSED, "the converter does not accept a stored head")
     if there and (stored == "kept" or (stored == "dropped-if-flag" and not flag)):

@@ -61,8 +61,6 @@ class StoredFacts:
     safetensors: bool
     nested: bool
     """Whether the pickle holds its tensors in a dictionary inside its dictionary, where no loader looks."""
-    config_keys: frozenset[str]
-    """The keys at the top of config.json."""
     dtype_stated: bool
     """Whether the config says which dtype to load."""
     config: Mapping[str, Any]

@@ -52,8 +52,25 @@ def vllm(declaration: Declaration, seen: StoredFacts) -> Result:
 
 
 def vllm_0_28(declaration: Declaration, seen: StoredFacts) -> Result:
-    """Predicts vLLM before 0.29, which goes by the flag alone and looks for no stored head."""
-    return refused_together(_each_tie(declaration, seen, looks=False))
+    """Predicts vLLM before 0.29, which goes by the flag alone and looks for no stored head.
+
+    Only the classes that were run in 0.28.0 have an outcome.
+    """
+    known = loader_table("vllm")["before_0_29"]
+    if declaration.architecture not in known["run"]:
+        return [(declared.tie.target, None) for declared in declaration.ties]
+    outcomes = list(refused_together(_each_tie(declaration, seen, looks=False)))
+    head = next((declared for declared in declaration.ties if declared.tie.target == declaration.head), None)
+    if head is None:
+        return outcomes
+    if declaration.architecture in known["refuses_untied"] and not asked_of_newest(head):
+        outcomes.append((head.tie.target, Outcome(Fate.REFUSED, f"{head.flag}, but vLLM's class is always tied")))
+    elif declaration.architecture in known["loads_head_over_embedding"] and head.tie.target in seen.stored:
+        if refusal := misfit(seen, CONFIGS, among=(head.tie.target,)):
+            outcomes.append((head.tie.target, refusal))
+        elif not seen.safetensors:  # which of the two is loaded last hangs on their order in the file
+            outcomes.append((head.tie.target, None))
+    return refused_together(dict(outcomes).items())
 
 
 def _each_tie(declaration: Declaration, seen: StoredFacts, *, looks: bool) -> Iterator[tuple[str, Outcome | None]]:
@@ -78,12 +95,14 @@ def _each_tie(declaration: Declaration, seen: StoredFacts, *, looks: bool) -> It
             yield tie.target, Outcome(Fate.DROPPED, "loaded as an embedding model, without a head")
         elif architecture == "BertForMaskedLM":
             yield tie.target, _bert(declared, seen)
+        elif not is_head and backend:
+            yield tie.target, always_tied(tie, seen, "tied by transformers' own class")
         elif not is_head:
             yield tie.target, Outcome(Fate.REFUSED, "vLLM does not support this tie")
-        elif architecture in known["always_tied"]:
-            yield tie.target, _without_head(architecture, declared, seen)
         elif architecture in known["refuses_stored_head"] and tie.target in seen.stored:
             yield tie.target, Outcome(Fate.REFUSED, "vLLM's class has no parameter for a stored head")
+        elif architecture in known["always_tied"]:
+            yield tie.target, _without_head(architecture, declared, seen)
         else:
             flag = _flag(declaration, declared)
             yield tie.target, _by_flag(declaration, declared, seen, flag if looks else flag._replace(looks=False))

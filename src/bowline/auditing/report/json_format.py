@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from bowline.auditing.audit_report import REPORT_VERSION
+from bowline.auditing.loaders import loaders_run
 from bowline.auditing.report.audit_run import Run
 
 __all__ = ["render_json"]
@@ -16,6 +17,7 @@ def render_json(run: Run) -> str:
     """The run as one JSON object with a `version`. JSON lacks NaN and infinities; they become null."""
     record = {
         "version": REPORT_VERSION,
+        "loaders": loaders_run(),
         "checkpoints": [report.as_dict() for report in run.reports],
         "adapters": [report.as_dict() for report in run.adapters],
         "failures": [

@@ -12,11 +12,13 @@ from bowline.auditing.adapter_evidence import AdapterEvidence
 from bowline.auditing.adapter_report import AdapterReport
 from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.evidence import Evidence, TieEvidence
+from bowline.auditing.loaders import loaders_run
 from bowline.auditing.report.adapter_text import adapter_lines
 from bowline.auditing.report.audit_run import Run
 from bowline.auditing.report.quantised_text import quantised_ends_of, quantised_state
 from bowline.auditing.rules import Finding, Severity
 from bowline.auditing.rules.token_texts import tokens_of_difference
+from bowline.auditing.verdict import verdict
 from bowline.tie import TieState
 from bowline.wording import joined, printable
 
@@ -49,7 +51,8 @@ def _checkpoint(report: AuditReport) -> Iterator[str]:
     graph = "ONNX" if evidence.onnx_file else None
     what = "GGUF" if evidence.gguf_file else graph or declaration.architecture or "unknown class"
     inferred = ", inferred from names and shapes" if declaration.inferred else ""
-    yield f"{evidence.location}: {what} ({declaration.family or 'unknown family'}{inferred})"
+    yield f"{evidence.location}: {verdict(evidence)}"
+    yield f"  {'class':<10} {what} ({declaration.family or 'unknown family'}{inferred})"
     for label, name in (("embedding", declaration.embedding), ("head", declaration.head)):
         tensor, codes = evidence.tensors.get(name or ""), quantised_ends_of(evidence).get(name or "")
         if codes is not None:
@@ -124,12 +127,15 @@ def _outcomes(evidence: Evidence, tie: TieEvidence) -> Iterator[str]:
     declaration = evidence.declaration
     unknown = declaration.inferred and not declaration.loaders and not evidence.gguf_file
     why = "the class is not known" if unknown else "depends on data that was not read"
+    ran = loaders_run()
     if tie.quantised is not None:
         why = "depends on how it reads the quantised layout"
     for loader, targets in evidence.outcomes.items():
         outcome = targets.get(tie.tie.target)
+        if outcome is None and loader == "vllm-0.28":
+            continue  # few classes were run there
         fate, reason = (outcome.fate.value, outcome.reason) if outcome else ("unknown", why)
-        yield f"    {loader:<15} {fate:<8} {reason}"
+        yield f"    {ran[loader]:<19} {fate:<8} {reason}"
 
 
 def _state(tie: TieEvidence) -> str:
