@@ -31,7 +31,7 @@ class End(StrEnum):
 
 
 class DeltaKind(StrEnum):
-    """How an adapter changes a module."""
+    """The ways in which an adapter changes a module."""
 
     LORA = "LoRA"
     DORA = "DoRA"
@@ -41,7 +41,7 @@ class DeltaKind(StrEnum):
 
 
 class Holds(StrEnum):
-    """What a module holds after a merge, beside the base's values."""
+    """The changes that a module can hold after a merge, in addition to the base's values."""
 
     BASE = "unchanged"
     OWN = "its own change"
@@ -63,7 +63,7 @@ class TiedModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterDelta:
-    """What the adapter trains at one place of the vocabulary.
+    """One change that the adapter trains in a module of the vocabulary.
 
     `loaded` is false if PEFT leaves the tensors out when it loads the adapter, because no entry of the config names the
     module; `None` if a regular expression decides it.
@@ -96,7 +96,7 @@ class AdapterDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedEnd:
-    """What one place holds after a merge."""
+    """The change that one module holds after a merge."""
 
     place: TiedModule
     holds: Holds
@@ -104,7 +104,7 @@ class MergedEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """What a tool makes of the adapter on a base that is tied, or is not.
+    """The result of merging the adapter with one tool, for a base that is tied or for one that is not.
 
     `tie_stays` is `None` if the base has none, or if it is not known. `exact` says whether the merged checkpoint,
     loaded again, computes what the adapter model computed.
@@ -120,7 +120,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseModel:
-    """What is known of the base model. `evidence` is `None` if it was not opened, and `reason` says why.
+    """The base model. If it was not opened, `evidence` is `None`, and `reason` says why.
 
     `places` are the modules that hold one matrix if the model is tied, the input embedding first. `tied` is the state
     that transformers 5 gives them when it loads the base; `None` if it is not known.
@@ -135,7 +135,7 @@ class BaseModel:
     tied: bool | None
     head_bias: bool
     bias_tied: bool
-    """Whether the head's bias is tied to another one by the flag that ties the head."""
+    """True if the flag that ties the head also ties its bias to another bias."""
     headless: str | None = None
     """The task or the class of the model that was adapted, if that has no output head."""
     unused: frozenset[str] = frozenset()
@@ -145,7 +145,7 @@ class BaseModel:
     """The paths of all modules that have tensors, as the files spell them."""
     prefix: str = ""
     renamed: bool = False
-    """Whether the class has other names in memory than in its files."""
+    """True if the names of the class's parameters differ from the names in its files."""
 
     @property
     def source(self) -> TiedModule | None:
@@ -164,7 +164,7 @@ class BaseModel:
         return None
 
     def has(self, module: str) -> bool:
-        """Whether the base has this module, or it is an end of a tie, which need not be stored."""
+        """True if the base stores this module. An end of a tie counts even if it is not stored."""
         return self.find(module) is not None or any(one in self.modules for one in self._spellings(module))
 
     def shape(self, module: str, attribute: str = "weight") -> tuple[int, ...] | None:
@@ -197,7 +197,7 @@ class AdapterEvidence:
     elsewhere: Mapping[str, int]
     """The last part of the path of each other module that is trained, and the number of such modules."""
     alike: bool | None
-    """Whether all loaded deltas are one: the same values at each end. `None` if there are not several, or not read."""
+    """True if every loaded delta has the same values. `None` if only one is loaded, or values were not read."""
     merges: tuple[Merge, ...]
     values_read: bool
     not_finite: tuple[str, ...] = ()
@@ -207,7 +207,7 @@ class AdapterEvidence:
 
     @property
     def rows_of_all_ends(self) -> bool:
-        """Whether the adapter trains rows of the input embedding alone, which PEFT trains for every end of the tie."""
+        """True if the adapter trains only rows of the input embedding, which PEFT trains for every end of the tie."""
         return bool(
             self.base.tied
             and len(self.loaded) == 1
@@ -222,5 +222,5 @@ class AdapterEvidence:
 
 
 def _same_module(one: str, other: str) -> bool:
-    """Whether two paths mean one module, with or without the model's prefix."""
+    """True if both paths name the same module. The model's prefix may be absent from either."""
     return names_module(one, other) or names_module(other, one)
