@@ -8,7 +8,7 @@ from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.evidence import Evidence
 from bowline.auditing.loaders import Fate
 from bowline.checkpoint.durable.file_replacement import replace_file
-from bowline.checkpoint.formats.json_edit import set_flags
+from bowline.checkpoint.formats.json_edit import set_values
 from bowline.checkpoint.formats.strict_json import loads, shown
 from bowline.errors import ConfigError, FormatError
 from bowline.families.resolver import FLAG, FLAGS
@@ -66,7 +66,7 @@ def fix_config(report: AuditReport) -> list[str]:
         )
     config = directory / CONFIG
     before = _unchanged(config, report.evidence)
-    after = set_flags(before.decode("utf-8"), edits).encode("utf-8")
+    after = set_values(before.decode("utf-8"), edits).encode("utf-8")
     _refuse_harm(report.evidence, loads(after, CONFIG, allow_nonfinite=True))
     backup = replace_file(config, after, why="audit --fix")
     old = {path: shown(value) for path, value in _stated(report.evidence).items()}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from bowline.checkpoint.formats.dtypes import BITS, decode
 from bowline.checkpoint.formats.gguf import GGUF_SUFFIX
@@ -43,16 +43,22 @@ MOST_DIRECTORIES = 1000
 HUB_GGUF = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)/(?P<file>[^@\\]+\.gguf)(?P<revision>@[^\s@]+)?")
 """One GGUF file of a repository: they hold one for each quantisation."""
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[^\s@]+)?")
+Kind = TypeVar("Kind", bound="Checkpoint")
 
 
-def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
+@overload
+def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint: ...
+@overload
+def open_checkpoint(place: str | os.PathLike[str], kind: type[Kind]) -> Kind: ...
+def open_checkpoint(place: str | os.PathLike[str], kind: Any = None) -> Any:
     """Open a checkpoint: a directory, one of its files, or a Hub repository (`org/name[@revision]`).
 
     A GGUF file is a checkpoint of its own, also on the Hub (`org/name/file.gguf[@revision]`). So is an ONNX file on
     this machine: its tensors are its initializers, the table and the head with the vocabulary's rows first.
 
     Only headers and `config.json` are read here; tensors are read when rows are asked for. A path on disk takes
-    precedence over a Hub repository of the same name.
+    precedence over a Hub repository of the same name. `kind` is the class to open it as, `Checkpoint` or one derived
+    from it.
 
     Raises:
         UsageError: `place` is not a path.
@@ -64,6 +70,7 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
         ...     checkpoint.tensors["embeddings.word_embeddings.weight"].shape
         (30522, 384)
     """
+    kind = kind or Checkpoint
     name = os.fspath(place) if isinstance(place, os.PathLike) else place
     if not isinstance(name, str):
         raise UsageError(f"{place!r:.60}: expected a path or org/name", help="give a directory, a file or org/name")
@@ -72,11 +79,11 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
     path = Path(name)
     if os.path.lexists(path):
         if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a folder on the way may not be searched
-            return _open_directory(path)
+            return _open_directory(path, kind)
         if path.name == CONFIG:
-            return Checkpoint(LocalDirectory(path.parent))
+            return kind(LocalDirectory(path.parent))
         if is_weight_file(path.name) or path.name.endswith(INDEX_SUFFIX):
-            return Checkpoint(LocalDirectory(path.parent), only=path.name, location=name)
+            return kind(LocalDirectory(path.parent), only=path.name, location=name)
         raise NoCheckpointError(
             f"{name}: expected a directory, *.safetensors, *.bin, *.gguf, *.onnx, an index or config.json",
             help="give the directory that holds config.json and the weights",
@@ -90,8 +97,8 @@ def open_checkpoint(place: str | os.PathLike[str]) -> Checkpoint:
         except BowlineError as error:  # a mistyped path can look like a name on the Hub
             raise type(error)(f"{error.message}; and no local path has this name", help=error.help) from None
         if one is None:
-            return Checkpoint(repository)
-        return Checkpoint(repository, only=one["file"], location=repository.place_of(one["file"]))
+            return kind(repository)
+        return kind(repository, only=one["file"], location=repository.place_of(one["file"]))
     raise NoCheckpointError(
         f"{name}: no such file or directory", help="check the path, or give a Hub repository as org/name"
     )
@@ -143,10 +150,10 @@ def _models_in(directory: Path) -> tuple[bool, list[Path]]:
     return other, [directory / name for name in sorted(models)]
 
 
-def _open_directory(path: Path) -> Checkpoint:
+def _open_directory(path: Path, kind: type[Kind]) -> Kind:
     """Open a directory; if it holds no model, the error names the checkpoints below it."""
     try:
-        return Checkpoint(LocalDirectory(path))
+        return kind(LocalDirectory(path))
     except NoCheckpointError as error:
         below = [found for found in directories_where(path, holds_weights, MOST_DIRECTORIES) if found != path]
         if not below:
@@ -169,6 +176,7 @@ class Checkpoint(Closing):
 
     def __init__(self, files: FileSet, only: str | None = None, location: str | None = None) -> None:
         self.files = files
+        self.only = only
         self.location = location or files.location
         self._sources: dict[str, ByteSource] = {}
         self._maps: dict[str, memoryview] = {}
@@ -271,8 +279,10 @@ class Checkpoint(Closing):
             CheckpointError: the bytes cannot be read.
         """
         tensor = self._tensor(name)
-        count = _row_count(tensor)
-        stop = count if stop is None else stop
+        return self._rows(tensor, start, _row_count(tensor) if stop is None else stop)
+
+    def _rows(self, tensor: StoredTensor, start: int, stop: int) -> npt.NDArray[Any]:
+        name, count = tensor.name, _row_count(tensor)
         if not 0 <= start <= stop <= count:
             raise UsageError(f"{name}: rows {start} to {stop} were requested, but it has {count}")
         shape = (stop - start, *tensor.shape[1:]) if tensor.shape else ()
@@ -285,6 +295,21 @@ class Checkpoint(Closing):
         buffer = bytearray(shape[0] * row_bytes(tensor) if shape else tensor.nbytes)
         self.read_rows_into(name, start, memoryview(buffer))
         return decode(buffer, tensor.dtype, shape)
+
+    def bits(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        """Rows `[start, stop)` of a tensor as their bit patterns: unsigned integers as wide as its elements.
+
+        Raises:
+            UsageError: the checkpoint has no such tensor, or the tensor has no such rows.
+            FormatError: its elements do not fill whole bytes each.
+            CheckpointError: the bytes cannot be read.
+        """
+        tensor = self._tensor(name)
+        width = BITS.get(tensor.dtype, 0)
+        if width % 8 or not width:
+            raise FormatError(f"{name}: stored as {tensor.dtype}, whose elements are not whole bytes")
+        stop = _row_count(tensor) if stop is None else stop
+        return self._rows(tensor._replace(dtype=f"U{width}"), start, stop)
 
     def blocks(self, name: str, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Read a tensor in blocks of whole rows, `(first row, rows)`; memory does not grow with its size."""

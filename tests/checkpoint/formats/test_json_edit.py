@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bowline.checkpoint.formats.json_edit import set_flags
+from bowline.checkpoint.formats.json_edit import set_values
 from bowline.errors import ConfigError
 
 FLAG = "tie_word_embeddings"
@@ -40,19 +40,19 @@ FLAG = "tie_word_embeddings"
     ],
 )
 def test_only_the_value_changes(before: str, path: str, after: str) -> None:
-    assert set_flags(before, {path: True}) == after
+    assert set_values(before, {path: True}) == after
 
 
 def test_several_levels_are_set_at_once() -> None:
     before = '{"tie": true, "text_config": {"tie": true, "deep": {"tie": true}}}'
     after = '{"tie": false, "text_config": {"tie": false, "deep": {"tie": false}}}'
-    assert set_flags(before, {"tie": False, "text_config.tie": False, "text_config.deep.tie": False}) == after
+    assert set_values(before, {"tie": False, "text_config.tie": False, "text_config.deep.tie": False}) == after
 
 
 @pytest.mark.parametrize("text", ["[]", "null", '"x"', "", "   ", '{"a": [1]}', '{"a": null}', "{}"])
 def test_an_object_that_is_not_there_is_an_error_and_not_made(text: str) -> None:
     with pytest.raises(ConfigError, match=r"config\.json: "):
-        set_flags(text, {"a.tie": True})
+        set_values(text, {"a.tie": True})
 
 
 # --- any config -----------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_any_config_changes_as_its_dict_would(spelled: tuple[str, dict[str, Any]
     text, config = spelled
     path = data.draw(st.sampled_from(objects(config))) + FLAG
     value = data.draw(st.booleans())
-    changed = set_flags(text, {path: value})
+    changed = set_values(text, {path: value})
 
     expected = json.loads(text)
     level = expected
@@ -153,12 +153,12 @@ def common_suffix(left: str, right: str) -> int:
 @settings(max_examples=100)
 @given(texts(), st.booleans())
 def test_setting_a_flag_twice_is_setting_it_once(spelled: tuple[str, dict[str, Any]], value: bool) -> None:
-    once = set_flags(spelled[0], {FLAG: value})
-    assert set_flags(once, {FLAG: value}) == once
+    once = set_values(spelled[0], {FLAG: value})
+    assert set_values(once, {FLAG: value}) == once
 
 
 @settings(max_examples=100)
 @given(texts(), st.booleans())
 def test_setting_a_flag_back_gives_the_old_text(spelled: tuple[str, dict[str, Any]], value: bool) -> None:
-    there = set_flags(spelled[0], {FLAG: value})
-    assert set_flags(set_flags(there, {FLAG: not value}), {FLAG: value}) == there
+    there = set_values(spelled[0], {FLAG: value})
+    assert set_values(set_values(there, {FLAG: not value}), {FLAG: value}) == there

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, BinaryIO
@@ -23,8 +23,9 @@ class Payload:
         dtype: safetensors' name, a key of `bowline.checkpoint.formats.dtypes.BITS`.
         shape: the elements along each axis.
         data: called once, when the bytes are needed; returns any C-contiguous buffer (`bytes`, `memoryview`, a numpy
-            array) of them, row-major and little-endian. The buffer is released before the next tensor's `data` is
-            called: `data` may copy from an accelerator, and memory holds one such copy at a time.
+            array) of them, row-major and little-endian, or an iterator of such buffers, one part after the other. A
+            buffer is released before the next is asked for: `data` may copy from an accelerator, and memory holds one
+            such copy at a time.
 
     Raises:
         UsageError: the dtype is unknown, a size is negative, or the elements do not fill whole bytes.
@@ -90,11 +91,23 @@ def write_payloads(file: BinaryIO, payloads: Iterable[Payload], metadata: Mappin
     file.write(len(encoded).to_bytes(8, "little"))
     file.write(encoded)
     for part in parts:
-        with memoryview(part.data()) as view:
-            if view.nbytes != part.nbytes or not view.c_contiguous:
-                raise UsageError(
-                    f"{part.name}: {view.nbytes} bytes for {part.dtype} of shape {list(part.shape)}, "
-                    f"expected {part.nbytes} contiguous ones",
-                    help="give the whole tensor, contiguous, in the declared dtype and shape",
-                )
-            file.write(view)
+        written, contiguous = 0, True
+        for view in _views(part.data()):
+            with view:
+                written, contiguous = written + view.nbytes, view.c_contiguous
+                if contiguous and written <= part.nbytes:
+                    file.write(view)
+        if written != part.nbytes or not contiguous:
+            raise UsageError(
+                f"{part.name}: {written} bytes for {part.dtype} of shape {list(part.shape)}, "
+                f"expected {part.nbytes} contiguous ones",
+                help="give the whole tensor, contiguous, in the declared dtype and shape",
+            )
+
+
+def _views(data: Any) -> Iterator[memoryview]:
+    """The parts of a tensor's bytes, each released before the next is asked for."""
+    if isinstance(data, Iterator):
+        yield from map(memoryview, data)
+    else:
+        yield memoryview(data)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from bowline.checkpoint.formats.json_edit import set_flags
+from bowline.checkpoint.formats.json_edit import set_values
 from bowline.families.resolver import FLAG, FLAGS, resolve, stated_levels
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.shared_parameters import find_ties
@@ -49,7 +49,7 @@ def with_flag(config: str, flag: bool, shapes: Mapping[str, tuple[int, ...]]) ->
     wanted = {FLAG, *(path for path in deciding if _parent_exists(content, path))}
     if not flag:
         wanted |= set(stated_levels(content))
-    return set_flags(config, dict.fromkeys(sorted(wanted), flag))
+    return set_values(config, dict.fromkeys(sorted(wanted), flag))
 
 
 def _parent_exists(content: Mapping[str, Any], path: str) -> bool:
