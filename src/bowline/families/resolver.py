@@ -12,7 +12,7 @@ from bowline.families.name_patterns import infer_ties, infer_vocabulary
 from bowline.families.transformers_table import ABSENT, ArchitectureFacts, Gate, Table, load_table, lookup
 from bowline.tie import Tie, owner_chain
 
-__all__ = ["FLAG", "FLAGS", "resolve", "stated_levels"]
+__all__ = ["FLAG", "FLAGS", "Shapes", "Spelling", "architecture_of", "resolve", "stated_levels", "stated_size"]
 
 FLAG = "tie_word_embeddings"
 FLAGS = (FLAG, "tie_embedding")
@@ -35,15 +35,22 @@ def resolve(config: Mapping[str, Any] | None, shapes: Shapes, table: Table | Non
     table = table or load_table()
     config = config or {}
     stated_class = _stated_architecture(config)
+    architecture = architecture_of(config, shapes, table)
+    if architecture is None:
+        return _unknown(config, shapes, table, stated_class)
+    inferred = architecture.name != stated_class
+    return _known(architecture, config, shapes, table, stated_class, inferred=inferred)
+
+
+def architecture_of(config: Mapping[str, Any], shapes: Shapes, table: Table | None = None) -> ArchitectureFacts | None:
+    """The class that the config names, else the one of its family that fits the tensors; `None` if it is unknown."""
+    table = table or load_table()
+    stated_class = _stated_architecture(config)
     architecture = table.architecture(stated_class) if stated_class else None
-    if architecture is not None:
-        return _known(architecture, config, shapes, table, stated_class, inferred=False)
     model_type = config.get("model_type")
-    if isinstance(model_type, str) and "auto_map" not in config:  # an older spelling, or no class: the family is known
+    if architecture is None and isinstance(model_type, str) and "auto_map" not in config:  # an older spelling, or none
         architecture = _best_of_family(model_type, shapes, table)
-        if architecture is not None:
-            return _known(architecture, config, shapes, table, stated_class, inferred=True)
-    return _unknown(config, shapes, table, stated_class)
+    return architecture
 
 
 def stated_levels(config: Mapping[str, Any]) -> dict[str, bool]:
@@ -81,14 +88,14 @@ def _known(
     inferred: bool,
 ) -> Declaration:
     family = table.family(architecture.family)
-    spell = _Spelling(architecture, shapes)
+    spell = Spelling(architecture, shapes)
     newest = architecture.newest
     head = spell(newest.head) if newest.head else None
     ties, made = _declared_ties(architecture, config, spell)
     ties = tuple(sorted(ties, key=lambda declared: declared.tie.target != head))  # the head's before the others'
     main = next((tie for tie in ties if tie.tie.target == head), ties[0] if ties else None)
     levels = stated_levels(config)
-    vocab_size = _size(config, family.vocab_size if family else None)
+    vocab_size = stated_size(config, family.vocab_size if family else None)
     axes, lengths = _vocabulary(architecture, config, spell, vocab_size)
     return Declaration(
         architecture=stated_class or architecture.name,
@@ -102,7 +109,7 @@ def _known(
         vocabulary={name: axis for name, axis in axes.items() if name in shapes},
         expected_lengths=lengths,
         vocab_size=vocab_size,
-        hidden_size=_size(config, family.hidden_size if family else None),
+        hidden_size=stated_size(config, family.hidden_size if family else None),
         levels=levels,
         not_boolean=_not_boolean(config),
         loaders=frozenset(architecture.declared),
@@ -111,7 +118,7 @@ def _known(
 
 
 def _declared_ties(
-    architecture: ArchitectureFacts, config: Mapping[str, Any], spell: _Spelling
+    architecture: ArchitectureFacts, config: Mapping[str, Any], spell: Spelling
 ) -> tuple[tuple[DeclaredTie, ...], dict[str, tuple[Tie, ...]]]:
     """List one tie for each target, as the newest version that declares it does, and the ties that each version makes.
 
@@ -163,7 +170,7 @@ def _declared_tie(
 
 
 def _vocabulary(
-    architecture: ArchitectureFacts, config: Mapping[str, Any], spell: _Spelling, vocab_size: StatedSize | None
+    architecture: ArchitectureFacts, config: Mapping[str, Any], spell: Spelling, vocab_size: StatedSize | None
 ) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
     """The vocabulary axis of each tensor that has one, and its length in each version if the config states the size."""
     axes: dict[str, int] = {}
@@ -175,7 +182,7 @@ def _vocabulary(
         sizes = [(vocab_size, declared.vocabulary)]
         for path, names in declared.other_vocabularies.items():
             axes |= {spell(name): axis for name, axis in names.items() if spell(name) not in axes}
-            sizes.append((_size(config, path), names))
+            sizes.append((stated_size(config, path), names))
         for size, names in sizes:
             for name in names:
                 excess = declared.longer.get(name, 0)
@@ -201,7 +208,7 @@ def _unused_flag(levels: Mapping[str, bool]) -> Flag:
     return Flag(value=value, path=path)
 
 
-class _Spelling:
+class Spelling:
     """Finds how a file spells a name of the table: the same, as the live module does, or with another prefix.
 
     `prefixed` has the spellings that begin with the model's own prefix once more than the class's names.
@@ -242,7 +249,7 @@ def _best_of_family(family: str, shapes: Shapes, table: Table) -> ArchitectureFa
         architecture = table.architecture(name)
         assert architecture is not None
         declared = architecture.newest
-        spell = _Spelling(architecture, shapes)
+        spell = Spelling(architecture, shapes)
         found = sum(spell(tensor) in shapes for tensor in declared.vocabulary)
         if found:
             score = (found, bool(declared.ties), -len(declared.vocabulary), -len(name))
@@ -253,7 +260,7 @@ def _best_of_family(family: str, shapes: Shapes, table: Table) -> ArchitectureFa
 
 def _unknown(config: Mapping[str, Any], shapes: Shapes, table: Table, stated_class: str | None) -> Declaration:
     levels = stated_levels(config)
-    vocab_size = next((size for path in VOCAB_SIZES if (size := _size(config, path))), None)
+    vocab_size = next((size for path in VOCAB_SIZES if (size := stated_size(config, path))), None)
     embedding, head, head_name = infer_ties(shapes, vocab_size.value if vocab_size else None, stated_class)
     path, value = next(iter(levels.items()), (None, None))
     ties: tuple[DeclaredTie, ...] = ()
@@ -285,7 +292,8 @@ def _unknown(config: Mapping[str, Any], shapes: Shapes, table: Table, stated_cla
     )
 
 
-def _size(config: Mapping[str, Any], path: str | None) -> StatedSize | None:
+def stated_size(config: Mapping[str, Any], path: str | None) -> StatedSize | None:
+    """The size at this path, or at the top in a config of an older layout, which has no `text_config`."""
     value = lookup(config, path) if path else ABSENT
     if value is ABSENT and path and path.startswith("text_config.") and "text_config" not in config:
         path = path.removeprefix("text_config.")  # an older layout, with the text model's keys at the top

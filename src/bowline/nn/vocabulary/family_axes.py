@@ -12,13 +12,11 @@ from torch import nn
 
 from bowline.errors import TieError
 from bowline.families.quirks import quirks_of
+from bowline.families.stored_vocabulary import PER_LAYER, any_layer
 from bowline.families.transformers_table import ArchitectureFacts, Declared, load_table
 from bowline.nn.tree.slots import Slot, slot
 
 __all__ = ["KnownPart", "known_parts"]
-
-PER_LAYER = "vocab_size_per_layer_input"
-"""Gemma 3n and 4: a second table that the same token ids look up; ids past its end look up row 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,7 +167,7 @@ def _part(
 def _longer(prefix: str, declared: Declared, axes: Mapping[str, int]) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for name, excess in declared.longer.items():
-        pattern = _any_index(_join(prefix, _live(declared, name)))
+        pattern = any_layer(_join(prefix, _live(declared, name)))
         found |= {live: excess for live in axes if pattern.fullmatch(live)}
     return found
 
@@ -191,7 +189,7 @@ def _present(
                 _refuse_if_replaced(model, name, known)
             continue
         found[name] = axis
-        pattern, shape = _any_index(name), known[name].tensor.shape
+        pattern, shape = any_layer(name), known[name].tensor.shape
         if re.search(r"\.\d+\.", name):
             alike = (other for other in known if pattern.fullmatch(other))
             found |= {other: axis for other in alike if known[other].tensor.shape == shape}
@@ -215,10 +213,6 @@ def _refuse_if_replaced(model: nn.Module, name: str, known: Mapping[str, Slot]) 
                 f"{error.message}; resize_vocab has to resize it",
                 help=error.help or "merge adapters, dequantise and remove parametrizations before resizing",
             ) from None
-
-
-def _any_index(name: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", re.escape(name)))
 
 
 def _join(prefix: str, name: str) -> str:

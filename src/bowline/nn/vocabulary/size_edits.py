@@ -10,26 +10,18 @@ from typing import Any
 from torch import nn
 
 from bowline.errors import UsageError
+from bowline.families.stored_vocabulary import BESIDE, PER_LAYER
+from bowline.families.token_ids import TOKEN_IDS, TokenMoves
 from bowline.nn.config.live_config import levels, write
 from bowline.nn.tree.table_slots import TableEnd, is_head
 from bowline.nn.vocabulary.axes import Axis, Stated, Vocabulary
-from bowline.nn.vocabulary.family_axes import PER_LAYER, at
+from bowline.nn.vocabulary.family_axes import at
 from bowline.nn.vocabulary.token_selection import Selection
 
 __all__ = ["Edit", "edits_of", "padding_of"]
 
 SIZES = ("vocab_size", "n_words", "n_vocab", "padded_vocab_size", "num_embeddings", "tgt_vocab_size", "src_vocab_size")
 """Attributes of modules that state the vocabulary's size if they are equal to it."""
-BESIDE = ("src_vocab_size", "tgt_vocab_size", "decoder_vocab_size")
-"""Keys beside a config's `vocab_size` that count the same tokens if they are equal to it (FSMT, Marian)."""
-TOKEN_IDS = re.compile(
-    r"(?!(?:t2u|codec|codebook|tts_codec|num|max|min|default)_)"
-    r"(?:\w*token_ids?|\w*token_index|(?:unk|mask|pad|bos|eos)_index"
-    r"|(?:im|image|slice)_(?:start|end|newline)_id|newline_id|image_patch_id"
-    r"|(?:begin_)?suppress_tokens|bad_words_ids|force_words_ids|forced_decoder_ids|sequence_bias|vocabulary_map"
-    r"|lang_to_id|task_to_id|task_specific_params)"
-)
-"""Keys of configs and attributes of modules that hold token ids."""
 ANOTHER_VOCABULARYS_ROOT = ("text_encoder",)
 """Parts of a config whose vocabulary is not the one that the ids at the config's root belong to."""
 
@@ -62,7 +54,7 @@ def edits_of(model: nn.Module, vocabulary: Vocabulary, selection: Selection) -> 
         UsageError: a token that an embedding, a module or a config names would be dropped, or the padding token, from
             which a table of positions counts, would move.
     """
-    moves = _Moves(selection)
+    moves = _moves(selection)
     return [
         *_module_sizes(model, vocabulary, selection),
         *_config_sizes(model, vocabulary, selection),
@@ -170,57 +162,17 @@ def _nearest_config(model: nn.Module, name: str) -> Any:
 # --- ids -------------------------------------------------------------------------------------------------------------
 
 
-class _Moves:
+def _moves(selection: Selection) -> TokenMoves:
     """Old ids to new ones."""
+    remap = selection.remap.tolist()
 
-    def __init__(self, selection: Selection) -> None:
-        remap = selection.remap.tolist()
-        self.changed = {old: new for old, new in enumerate(remap) if new != old}
+    def way_out(token: int, where: str) -> str:
+        return f"keep token {token} by a list of ids such as [*range(n), {token}], or change {where} first"
 
-    def __call__(self, key: str, value: Any, where: str) -> Any:
-        """The value of a `key` of `TOKEN_IDS`, with its ids translated.
-
-        Raises:
-            UsageError: one of them is dropped; `where` names the place that uses it.
-        """
-        if key == "task_specific_params" and isinstance(value, Mapping):
-            return {task: self._settings(one, f"{where}[{task!r}]") for task, one in value.items()}
-        if key == "forced_decoder_ids" and isinstance(value, (list, tuple)):  # pairs of a position and a token
-            return type(value)([place, self._ids(token, where)] for place, token in value)
-        if key == "sequence_bias" and isinstance(value, (list, tuple)):
-            return type(value)([self._ids(sequence, where), bias] for sequence, bias in value)
-        if key == "sequence_bias" and isinstance(value, Mapping):
-            return {self._ids(sequence, where): bias for sequence, bias in value.items()}
-        return self._ids(value, where)
-
-    def _settings(self, task: Any, where: str) -> Any:
-        """A task's settings, with the keys of a config, ids translated."""
-        if not isinstance(task, Mapping):
-            return task
-        return {
-            key: self(key, value, f"{where}[{key!r}]") if TOKEN_IDS.fullmatch(str(key)) else value
-            for key, value in task.items()
-        }
-
-    def _ids(self, value: Any, where: str) -> Any:
-        """Translates ids at any depth of a value."""
-        if isinstance(value, Mapping):
-            return {key: self._ids(one, f"{where}[{key!r}]") for key, one in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._ids(one, where) for one in value)
-        token = _whole(value)
-        new = None if token is None else self.changed.get(token)
-        if new is None:
-            return value
-        if new < 0:
-            raise UsageError(
-                f"{where} is token {token}, which would be dropped",
-                help=f"keep token {token} by a list of ids such as [*range(n), {token}], or change {where} first",
-            )
-        return new
+    return TokenMoves({old: new for old, new in enumerate(remap) if new != old}, way_out)
 
 
-def _module_ids(model: nn.Module, vocabulary: Vocabulary, moves: _Moves) -> Iterator[Edit]:
+def _module_ids(model: nn.Module, vocabulary: Vocabulary, moves: TokenMoves) -> Iterator[Edit]:
     if not moves.changed:
         return
     mine = {id(module) for module in _holding(model, vocabulary)}
@@ -239,7 +191,7 @@ def _module_ids(model: nn.Module, vocabulary: Vocabulary, moves: _Moves) -> Iter
                 yield from _moved(module, key, value, f"{name}.{key}" if name else key, moves)
 
 
-def _config_ids(model: nn.Module, vocabulary: Vocabulary, moves: _Moves) -> Iterator[Edit]:
+def _config_ids(model: nn.Module, vocabulary: Vocabulary, moves: TokenMoves) -> Iterator[Edit]:
     if not moves.changed:
         return
     foreign = [stated.path.startswith(ANOTHER_VOCABULARYS_ROOT) for stated in vocabulary.stated]
@@ -257,14 +209,14 @@ def _config_ids(model: nn.Module, vocabulary: Vocabulary, moves: _Moves) -> Iter
                 yield from _ids_of(generation, "generation_config", moves)
 
 
-def _ids_of(level: Any, where: str, moves: _Moves) -> Iterator[Edit]:
+def _ids_of(level: Any, where: str, moves: TokenMoves) -> Iterator[Edit]:
     members = level if isinstance(level, Mapping) else getattr(level, "__dict__", {})
     for key, value in list(members.items()):
         if isinstance(key, str) and TOKEN_IDS.fullmatch(key):
             yield from _moved(level, key, value, f"{where}.{key}", moves)
 
 
-def _moved(owner: Any, key: str, value: Any, where: str, moves: _Moves) -> Iterator[Edit]:
+def _moved(owner: Any, key: str, value: Any, where: str, moves: TokenMoves) -> Iterator[Edit]:
     new = moves(key, value, where)
     if new != value:
         yield Edit(owner, key, new)
