@@ -229,6 +229,17 @@ def test_an_unknown_class_has_no_verdict_in_any_loader(tmp_path: Path, flag: Any
         assert dict.fromkeys(found) == found
 
 
+@pytest.mark.parametrize("method", ["awq", "bitsandbytes", "torchao", "gptq", "compressed-tensors"])
+def test_llama_cpp_refuses_weights_that_its_converter_does_not_read(tmp_path: Path, method: str) -> None:
+    config = {**LLAMA, "tie_word_embeddings": True, "quantization_config": {"quant_method": method}}
+    outcome = outcomes(tmp_path, {EMBED: table()}, config)["llama.cpp"]
+    assert outcome is not None
+    if method in ("gptq", "compressed-tensors"):
+        assert outcome.fate is TIED
+    else:
+        assert outcome == Outcome(REFUSED, f"the converter does not read weights quantised by {method}")
+
+
 # --- a flag that is no boolean --------------------------------------------------------------------------------------
 
 

@@ -58,6 +58,22 @@ def test_loaders_that_agree_are_one_word(tmp_path: Path) -> None:
     assert untied == "two matrices: kept in every loader"
 
 
+@pytest.mark.parametrize(
+    ("entry", "loaders"),
+    [
+        ({"quant_method": "gptq"}, "tied in transformers 4, transformers 5, vLLM before 0.29, vLLM and llama.cpp"),
+        (
+            {"quant_method": "bitsandbytes"},
+            "tied in transformers 4, transformers 5, vLLM before 0.29 and vLLM; refused by llama.cpp",
+        ),
+    ],
+)
+def test_every_loader_is_not_said_if_one_is_unknown(tmp_path: Path, entry: Any, loaders: str) -> None:
+    """With float ends beside a `quantization_config`: the outcome in mlx-lm depends on the other weights."""
+    config = {**WHOLE, "tie_word_embeddings": True, "quantization_config": entry}
+    assert said(tmp_path, {"model.embed_tokens.weight": table()}, config) == f"one matrix, stored once: {loaders}"
+
+
 def test_loaders_that_differ_are_named_by_what_they_do(tmp_path: Path) -> None:
     tensors = {"model.embed_tokens.weight": table(), HEAD: OWN}
     sentence = said(tmp_path, tensors, {**WHOLE, "tie_word_embeddings": True})

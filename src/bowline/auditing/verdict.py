@@ -21,7 +21,7 @@ DISAGREES = {True: ", but the flag says tied", False: ", but the flag says untie
 def verdict(evidence: Evidence) -> str:
     """What the bytes hold at the two ends, and the loaders by what they make of the head.
 
-    Loaders whose outcome is not known are left out.
+    Loaders whose outcome is not known are left out, and the others are then named: "every loader" means all of them.
 
     Example:
         >>> from bowline import audit
@@ -32,6 +32,7 @@ def verdict(evidence: Evidence) -> str:
     if tie is None:
         return _without_tie(evidence)
     loaders: dict[str, list[str]] = {}
+    tried = sum(tie.tie.target in targets for targets in evidence.outcomes.values())
     for loader, targets in evidence.outcomes.items():
         outcome = targets.get(tie.tie.target)
         if outcome is not None:
@@ -39,7 +40,7 @@ def verdict(evidence: Evidence) -> str:
     known = sum(map(len, loaders.values()))
     if not known:
         said = ""
-    elif len(loaders) == 1 and known > 1:
+    elif len(loaders) == 1 and known > 1 and known == tried:
         fate = next(iter(loaders))
         said = f": {fate} {_in(fate)} every loader"
     else:

@@ -324,6 +324,12 @@ def test_tensors_that_are_not_plain_bytes_are_refused_by_name() -> None:
             read(torch_saved({"w": value}))
 
 
+def test_a_tensor_subclass_such_as_a_shard_of_fsdp2_is_refused_by_name() -> None:
+    """`torch.save` of a state dict whose values are DTensors asks for this function first."""
+    with pytest.raises(FormatError, match="a tensor subclass, such as a DTensor of FSDP2"):
+        read(saved(b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n."))
+
+
 def test_files_from_before_the_zip_format_say_how_to_convert() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(FormatError, match=r"before 1\.6.*help: convert it to safetensors on an isolated machine"):

@@ -21,11 +21,14 @@ from bowline.auditing.loaders.outcome import (
 from bowline.families.declaration import Declaration, DeclaredTie
 from bowline.families.loader_tables import loader_table
 from bowline.families.resolver import FLAG
+from bowline.families.transformers_table import lookup
 from bowline.tie import Tie
 
 __all__ = ["llama_cpp"]
 
 NO_HEAD = "converted to an embedding model, without a head"
+NOT_READ = ("awq", "bitsandbytes", "torchao")
+"""The `quant_method` of checkpoints that the converter refuses; it was run on one of each."""
 ONE_TABLE = ("t5",)
 """GGUF architectures whose converter takes the first of several input embeddings as the table of both stacks."""
 
@@ -41,6 +44,7 @@ def llama_cpp(declaration: Declaration, seen: StoredFacts) -> Result:
 def _each_tie(declaration: Declaration, seen: StoredFacts) -> Iterator[tuple[str, Outcome | None]]:
     architecture = declaration.architecture
     rule = loader_table("llama_cpp")["architectures"].get(architecture)
+    method = lookup(seen.config, "quantization_config.quant_method")
     for declared in declaration.ties:
         tie = declared.tie
         if rule is None:
@@ -53,6 +57,8 @@ def _each_tie(declaration: Declaration, seen: StoredFacts) -> Iterator[tuple[str
             yield tie.target, takes_no_dictionary()
         elif declaration.prefixed:
             yield tie.target, Outcome(Fate.REFUSED, f"the converter does not know {min(declaration.prefixed)}")
+        elif method in NOT_READ:
+            yield tie.target, Outcome(Fate.REFUSED, f"the converter does not read weights quantised by {method}")
         elif lacking:
             yield tie.target, Outcome(Fate.REFUSED, f"the converter needs {lacking[0]} in config.json")
         elif tie.target.endswith("bias") and rule["head_when_missing"] == "none":

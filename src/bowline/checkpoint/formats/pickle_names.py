@@ -128,6 +128,7 @@ OTHER_TENSORS: Final[Mapping[str, str]] = {
     "torch._utils._rebuild_nested_tensor": "a nested tensor",
     "torch._utils._rebuild_meta_tensor_no_storage": "a meta tensor, which has no values",
     "torch._utils._rebuild_wrapper_subclass": "a tensor subclass",
+    "torch._tensor._rebuild_from_type_v2": "a tensor subclass, such as a DTensor of FSDP2",
     "torch._utils._rebuild_device_tensor_from_numpy": "a tensor of a device without storages",
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor of a device without storages",
     "torch._utils._rebuild_xla_tensor": "a tensor of a device without storages",
