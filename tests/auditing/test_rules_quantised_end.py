@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from bowline.auditing import Severity, audit
+from bowline.auditing.verdict import verdict
 from bowline.checkpoint.formats.numpy_writer import Bits
 from bowline.tie import TieState
 from tests.checkpoint.formats.quantised.vectors import read_vectors
@@ -103,6 +104,19 @@ def test_a_quantised_head_of_the_embedding_is_equal_within_its_quantisation(tmp_
     assert found.severity is Severity.INFO
     assert "equal within the quantisation" in found.message
     assert "BW101" not in codes(place)
+
+
+@pytest.mark.parametrize(
+    ("tied", "says"),
+    [
+        (True, "one matrix but for its quantisation, stored twice"),
+        (False, "two matrices, equal within the quantisation"),
+    ],
+)
+def test_the_verdict_on_a_head_within_its_quantisation_follows_the_flag(tmp_path: Path, tied: bool, says: str) -> None:
+    """An untied head that training moved by less than a step looks the same, so it is not called the one matrix."""
+    place = saved(tmp_path, quantised(FP8, "lm_head.") | {EMBED: trained()}, FP8, tied=tied)
+    assert verdict(audit(place).evidence).startswith(says)
 
 
 @pytest.mark.parametrize("case", VECTORS)

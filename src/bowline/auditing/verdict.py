@@ -68,6 +68,8 @@ def _on_disk(tie: TieEvidence, *, no_flag: bool) -> str:
             return "one matrix, stored twice" + ("" if flag or no_flag else DISAGREES[flag])
         case TieState.DIVERGED:
             if tie.quantised is not None and tie.quantised.within is not None:
+                if flag is False:
+                    return "two matrices, equal within the quantisation"
                 return "one matrix but for its quantisation, stored twice"
             if flag is False or no_flag:
                 return "two matrices"
