@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).parents[1]
 MODULES = sorted(
     module.name for module in pkgutil.walk_packages([str(ROOT)], "bowline.") if not module.name.endswith("__main__")
 )
-WITHOUT_TORCH = ("auditing", "checkpoint", "errors", "families", "geometry", "plots", "recipes", "tie")
+WITHOUT_TORCH = ("auditing", "checkpoint", "edit", "errors", "families", "geometry", "plots", "recipes", "tie")
 WITH_TORCH = ("functional", "models", "nn", "study", "train")
 # fmt: off
 NAMES_OF_THE_DESIGN = {
@@ -176,7 +176,7 @@ def test_every_public_name_is_there_and_defined_or_passed_on(module: str) -> Non
 
 def test_every_public_name_of_bowline_is_imported_when_it_is_used() -> None:
     from bowline.auditing import audit
-    from bowline.checkpoint import open_checkpoint
+    from bowline.edit import open_checkpoint
 
     names = dir(bowline)
     assert {name for name in names if not hasattr(bowline, name)} == set()

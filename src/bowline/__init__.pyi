@@ -2,6 +2,7 @@
 
 from . import auditing as auditing
 from . import checkpoint as checkpoint
+from . import edit as edit
 from . import errors as errors
 from . import families as families
 from . import functional as functional
@@ -14,7 +15,7 @@ from . import study as study
 from . import tie as tie
 from . import train as train
 from .auditing import audit as audit
-from .checkpoint import open_checkpoint as open_checkpoint
+from .edit import open_checkpoint as open_checkpoint
 from .nn import LMHead as LMHead
 from .nn import MLMHead as MLMHead
 from .nn import TieGuard as TieGuard

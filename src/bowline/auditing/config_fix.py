@@ -11,7 +11,7 @@ from bowline.checkpoint.durable.file_replacement import replace_file
 from bowline.checkpoint.formats.json_edit import set_values
 from bowline.checkpoint.formats.strict_json import loads, shown
 from bowline.errors import ConfigError, FormatError
-from bowline.families.resolver import FLAG, FLAGS
+from bowline.families.flag_paths import flag_paths
 
 __all__ = ["fix_config", "flag_edits"]
 
@@ -37,7 +37,11 @@ def flag_edits(report: AuditReport) -> dict[str, bool]:
     value = wanted.pop()
     targets = {finding.tensors[0] for finding in report.findings if finding.fixable and finding.tensors}
     evidence = report.evidence
-    return {path: value for path in _levels(evidence, targets) if _stated(evidence).get(path) is not value}
+    return {
+        path: value
+        for path in flag_paths(evidence.declaration, evidence.config or {}, targets)
+        if _stated(evidence).get(path) is not value
+    }
 
 
 def fix_config(report: AuditReport) -> list[str]:
@@ -99,33 +103,6 @@ def _refuse_harm(evidence: Evidence, config: object) -> None:
                     f"{before.fate.value} to {outcome.fate.value} ({outcome.reason})",
                     help="no flag suits these tensors: store the missing ones, or remove those that disagree",
                 )
-
-
-def _levels(evidence: Evidence, targets: set[str]) -> list[str]:
-    """The paths of the flags that affect the ties of `targets`, outermost first."""
-    asked = [path for tie in evidence.ties if tie.tie.target in targets for path in tie.declared.paths]
-    flags = [path for path in asked if path.rpartition(".")[2] in FLAGS]
-    stated = [
-        path for path in evidence.declaration.levels if path == FLAG or path in flags or _has_vocabulary(evidence, path)
-    ]
-    present = [path for path in flags if _level_exists(evidence, path)]
-    return sorted(dict.fromkeys([*stated, *present]), key=lambda path: path.count("."))
-
-
-def _has_vocabulary(evidence: Evidence, path: str) -> bool:
-    level = _level(evidence, path)
-    return level is not None and "vocab_size" in level
-
-
-def _level_exists(evidence: Evidence, path: str) -> bool:
-    return _level(evidence, path) is not None
-
-
-def _level(evidence: Evidence, path: str) -> dict[str, object] | None:
-    config: object = evidence.config
-    for key in path.split(".")[:-1]:
-        config = config.get(key) if isinstance(config, dict) else None
-    return config if isinstance(config, dict) else None
 
 
 def _stated(evidence: Evidence) -> dict[str, object]:

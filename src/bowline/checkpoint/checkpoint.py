@@ -333,6 +333,11 @@ class Checkpoint(Closing):
         source, offset = self._bytes_of(tensor)
         source.read_into(offset + start * per_row, buffer)
 
+    def read_bytes_into(self, tensor: StoredTensor, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the stored bytes of one of `tensors`, from byte `start` of it on, whatever they mean."""
+        source, offset = self._bytes_of(tensor)
+        source.read_into(offset + start, buffer)
+
     def stored_bytes(self, tensor: StoredTensor, *, mapped: bool = True) -> tuple[memoryview, int]:
         """A writable buffer that holds the bytes of one of `tensors`, and the position in it where they begin.
 

@@ -11,13 +11,20 @@ import typer
 
 from bowline import __version__
 from bowline.cli.audit import audit
+from bowline.cli.cast import cast
+from bowline.cli.dedupe import dedupe
 from bowline.cli.demo import demo
 from bowline.cli.explain import explain
 from bowline.cli.fill_mask import fill_mask
 from bowline.cli.generate import generate
+from bowline.cli.history import history
 from bowline.cli.init_loss import init_loss
+from bowline.cli.resize import resize
 from bowline.cli.study import study
+from bowline.cli.tie import tie
 from bowline.cli.train import TrainCommand, train
+from bowline.cli.undo import undo
+from bowline.cli.untie import untie
 from bowline.errors import BowlineError
 from bowline.wording import printable
 
@@ -27,7 +34,7 @@ app = typer.Typer(
     name="bowline",
     help=(
         "Weight tying in language models: audit whether code, config, checkpoint and loaders agree on it, "
-        "and train and run tied models."
+        "edit checkpoints on disk, and train and run tied models."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -36,6 +43,13 @@ app = typer.Typer(
 )
 app.command()(audit)
 app.command()(explain)
+app.command()(tie)
+app.command()(untie)
+app.command()(resize)
+app.command()(cast)
+app.command()(dedupe)
+app.command()(undo)
+app.command()(history)
 app.command()(generate)
 app.command()(fill_mask)
 app.command()(init_loss)

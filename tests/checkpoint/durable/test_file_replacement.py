@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bowline.checkpoint.durable.file_replacement import UNDO_DIRECTORY, replace_file
+from bowline.checkpoint.durable.file_replacement import replace_file
+from bowline.checkpoint.durable.undo_entries import UNDO_DIRECTORY
 from bowline.errors import ConfigError
 from tests.checkpoints import snapshot
 

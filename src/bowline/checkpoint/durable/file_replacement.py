@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
-import time
 from contextlib import suppress
 from errno import ENOTDIR
 from pathlib import Path
 
 from bowline.checkpoint.durable.file_creation import copy_attributes, create, fill, synchronise
+from bowline.checkpoint.durable.undo_entries import (
+    MANIFEST,
+    UNDO_DIRECTORY,
+    FileChange,
+    UndoEntry,
+    entry_name,
+)
 from bowline.errors import ConfigError
 
-__all__ = ["UNDO_DIRECTORY", "replace_file"]
-
-UNDO_DIRECTORY = ".bowline/undo"
+__all__ = ["replace_file", "replace_own"]
 
 
 def replace_file(path: Path, content: bytes, *, why: str) -> Path:
@@ -59,6 +62,12 @@ def replace_file(path: Path, content: bytes, *, why: str) -> Path:
     return backup
 
 
+def replace_own(path: Path, content: bytes) -> None:
+    """Write `content` in place of a file of Bowline's own record, atomically; its old bytes are not kept."""
+    _put_in_place(path, content, path.stat())
+    synchronise(path.parent)
+
+
 def _put_in_place(path: Path, content: bytes, status: os.stat_result) -> None:
     staged = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     descriptor = create(staged, status.st_mode & 0o7777)
@@ -72,31 +81,23 @@ def _put_in_place(path: Path, content: bytes, status: os.stat_result) -> None:
 
 def _backup_directory(path: Path) -> Path:
     """Make a new backup directory under `UNDO_DIRECTORY`."""
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     root = path.parent / UNDO_DIRECTORY
     for directory in (root.parent, root):  # one by one, so that a link in the checkpoint is not followed
         directory.mkdir(exist_ok=True)
         if directory.is_symlink():
             raise NotADirectoryError(ENOTDIR, f"{directory} is a symbolic link, expected a directory")
-    backup = root / stamp
-    attempt = 0
     while True:
-        try:
+        backup = root / entry_name(path.parent)
+        with suppress(FileExistsError):  # another process was quicker
             backup.mkdir()
             return backup
-        except FileExistsError:
-            attempt += 1
-            backup = root / f"{stamp}-{attempt}"
 
 
 def _keep(backup: Path, path: Path, before: bytes, after: bytes, why: str, mode: int) -> None:
     _write(backup / path.name, before, mode)
-    manifest = {
-        "version": 1,
-        "why": why,
-        "files": {path.name: {"sha256_before": _digest(before), "sha256_after": _digest(after)}},
-    }
-    _write(backup / "manifest.json", json.dumps(manifest, indent=2).encode() + b"\n", 0o644)
+    change = FileChange(sha256_before=_digest(before), sha256_after=_digest(after))
+    entry = UndoEntry(directory=backup, why=why, when=backup.name, files={path.name: change})
+    _write(backup / MANIFEST, entry.manifest(), 0o644)
     synchronise(backup)
 
 
@@ -105,7 +106,7 @@ def _forget(backup: Path, path: Path, before: bytes) -> None:
     with suppress(OSError):
         if path.read_bytes() != before:
             return
-        for name in (path.name, "manifest.json"):
+        for name in (path.name, MANIFEST):
             (backup / name).unlink(missing_ok=True)
         for directory in (backup, *list(backup.parents)[:2]):
             directory.rmdir()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bowline.checkpoint.durable.file_creation import copy_attributes, create
 
-__all__ = ["carry_over"]
+__all__ = ["carry_over", "copy_file", "link_or_copy"]
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 """Error numbers of a file system without hard links, or of a kernel that refuses them for another user's file."""
@@ -52,10 +52,12 @@ def _carry(entry: os.DirEntry[str], target: Path, device: int, replaces: Callabl
         if stat.S_ISREG(status.st_mode) and stat.S_ISREG(target.lstat().st_mode) and not path.samefile(target):
             copy_attributes(status, path, target)
     elif not replaces(entry.name):
-        _carry_file(path, status, target)
+        link_or_copy(path, target)
 
 
-def _carry_file(path: Path, status: os.stat_result, target: Path) -> None:
+def link_or_copy(path: Path, target: Path) -> None:
+    """Give a file a second name, or a copy of it where links are refused; a symbolic link is made anew."""
+    status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         target.symlink_to(path.readlink())
         return
@@ -64,7 +66,12 @@ def _carry_file(path: Path, status: os.stat_result, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS or not stat.S_ISREG(status.st_mode):
             raise
-        with path.open("rb") as source, os.fdopen(create(target, 0o600), "wb") as copy:
-            shutil.copyfileobj(source, copy)
-        copy_attributes(status, path, target)
-        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        copy_file(path, status, target)
+
+
+def copy_file(path: Path, status: os.stat_result, target: Path) -> None:
+    """Copy a file with its owner, mode, extended attributes and times."""
+    with path.open("rb") as source, os.fdopen(create(target, 0o600), "wb") as copy:
+        shutil.copyfileobj(source, copy)
+    copy_attributes(status, path, target)
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))

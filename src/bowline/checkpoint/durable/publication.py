@@ -41,18 +41,20 @@ from bowline.checkpoint.durable.file_creation import DISK_FULL, cannot_write, co
 from bowline.checkpoint.durable.hard_links import carry_over
 from bowline.errors import CheckpointError
 
-__all__ = ["publishing"]
+__all__ = ["clear_leftovers", "locked", "publishing"]
 
 _PARTIAL = ".partial"
 _RACES = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY})
 """Error numbers that mean that another publisher changed a name between a check and a rename."""
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL})
+"""Error numbers of a file system without locks."""
 _ATTEMPTS = 100
 PATIENCE = 1.0
 """Seconds to wait for another publisher's second rename. After that this one takes the name; the old one stays."""
 
 
 @contextmanager
-def publishing(directory: Path, replaces: Callable[[str], bool]) -> Iterator[Path]:
+def publishing(directory: Path, replaces: Callable[[str], bool], *, new: bool = False) -> Iterator[Path]:
     """Yield an empty stage directory to fill; on leaving, its files replace those of `directory` in one atomic change.
 
     These stay from the old directory: every file without a new one of that name, unless `replaces(name)` says that it
@@ -69,10 +71,12 @@ def publishing(directory: Path, replaces: Callable[[str], bool]) -> Iterator[Pat
     Arguments:
         directory: the checkpoint, which need not exist; missing parents are made.
         replaces: whether to drop an old file of this name; called for names that the new directory lacks.
+        new: whether the directory must not exist yet, or be empty; nothing is carried over then.
 
     Raises:
-        CheckpointError: not a directory, a mount point, no permission to write there or beside it, or no space. The
-            old directory is unchanged and the stage is removed; the same holds for any other exception inside.
+        CheckpointError: not a directory, one with files if it must be `new`, a mount point, no permission to write
+            there or beside it, or no space. The old directory is unchanged and the stage is removed; the same holds for
+            any other exception inside.
 
     Example:
         >>> import tempfile
@@ -90,6 +94,8 @@ def publishing(directory: Path, replaces: Callable[[str], bool]) -> Iterator[Pat
     with ExitStack() as undo:
         with _system_errors(place):
             _refuse_what_cannot_be_replaced(place)
+            if new:
+                _refuse_if_filled(place)
             parents = _make_parents(place, undo)
             _clear(place)
             stage = _stage(place, undo)
@@ -100,7 +106,10 @@ def publishing(directory: Path, replaces: Callable[[str], bool]) -> Iterator[Pat
                 raise cannot_write(place, error) from error
             raise
         with _system_errors(place):
-            _publish(stage, place, replaces, undo)
+            if new:
+                _publish_new(stage, place)
+            else:
+                _publish(stage, place, replaces, undo)
             for parent in parents:
                 synchronise(parent.parent)
 
@@ -133,6 +142,62 @@ def _refuse_what_cannot_be_replaced(place: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
     finally:
         os.close(descriptor)
+
+
+def _refuse_if_filled(place: Path) -> None:
+    with suppress(FileNotFoundError):
+        if any(place.iterdir()):
+            raise CheckpointError(
+                f"{place}: exists and is not empty, expected a new directory", help="give another name"
+            )
+
+
+def clear_leftovers(directory: Path) -> tuple[str, ...]:
+    """Put back or remove what killed publishers of a directory left beside it; returns what was done, in sentences.
+
+    Raises:
+        CheckpointError: the directory that holds it cannot be read.
+    """
+    place = Path(os.path.realpath(directory))
+    with _system_errors(place):
+        return tuple(_clear(place)) if place.parent.is_dir() else ()
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a directory's one editor; a second editor gets an error at once.
+
+    The lock is the directory's own and ends with the process. A file system without locks grants everyone.
+
+    Raises:
+        CheckpointError: another process holds it.
+    """
+    place = Path(os.path.realpath(directory))
+    while True:
+        with _system_errors(place):
+            try:
+                held = _lock(place, alone=True)
+            except BlockingIOError as error:
+                raise CheckpointError(
+                    f"{directory}: another process is editing it", help="run again when that is done"
+                ) from error
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            current = place.is_dir() and os.path.samestat(os.fstat(held), place.stat())
+        except OSError:
+            current = False
+        if current:  # else another editor put a new directory in its place before the lock was taken
+            break
+        os.close(held)
+        if not os.path.lexists(place):
+            raise CheckpointError(f"{directory}: no such directory", help="check the path")
+    try:
+        yield
+    finally:
+        os.close(held)
 
 
 def _make_parents(place: Path, undo: ExitStack) -> list[Path]:
@@ -197,8 +262,9 @@ def _lock(directory: Path, *, alone: bool = False) -> int:
     return descriptor
 
 
-def _clear(place: Path) -> None:
+def _clear(place: Path) -> list[str]:
     """Put back or remove what killed publishers left: an old checkpoint goes back if `place` is missing."""
+    done: list[str] = []
     left = re.compile(rf"\.{re.escape(place.name)}\.\d+-[0-9a-f]{{8}}\.(previous|partial)")
     for sibling in sorted(place.parent.iterdir(), reverse=True):
         if not left.fullmatch(sibling.name):
@@ -208,12 +274,15 @@ def _clear(place: Path) -> None:
             try:
                 if sibling.suffix == PREVIOUS and not os.path.lexists(place):
                     sibling.rename(place)
+                    done.append(f"put back {place.name}, which a stopped process had moved to {sibling.name}")
                 else:
                     # Renamed first: if a publisher on another machine, which shares no locks with this one, still needs
                     # it, it must find it missing, and never put half of it in place.
                     _remove(sibling.rename(_beside(place)))
+                    done.append(f"removed {sibling.name}, which a stopped process had left")
             finally:
                 os.close(descriptor)
+    return done
 
 
 def _remove(directory: Path) -> None:
@@ -226,6 +295,25 @@ def _remove(directory: Path) -> None:
 
 
 # --- the change -----------------------------------------------------------------------------------------------------
+
+
+def _publish_new(stage: Path, place: Path) -> None:
+    """Give the stage its name, which no other directory with files may have."""
+    for root, _, names in os.walk(stage):
+        for name in names:
+            path = Path(root, name)
+            if path.is_file() and not path.is_symlink():
+                synchronise(path)
+        synchronise(Path(root))
+    try:
+        stage.rename(place)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise CheckpointError(
+                f"{place}: exists by now: another process made it meanwhile", help="give another name"
+            ) from error
+        raise
+    synchronise(place.parent)
 
 
 def _publish(stage: Path, place: Path, replaces: Callable[[str], bool], undo: ExitStack) -> None:

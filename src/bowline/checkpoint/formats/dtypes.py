@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # an audit that reads headers alone must not pay for numpy's 
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["BITS", "decode"]
+__all__ = ["BITS", "decode", "encode"]
 
 BITS: Final[Mapping[str, int]] = {
     "BOOL": 8,
@@ -136,6 +136,42 @@ def decode(raw: bytes | bytearray | memoryview | NDArray[np.uint8], dtype: str, 
             f"numpy cannot hold the shape {_clipped(shape)} of {len(shape)} axes ({error})",
             help="no model has such a tensor; fetch the file again",
         ) from error
+
+
+def encode(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """The bit patterns of numbers in a dtype that numpy has, or `BF16`: unsigned integers as wide as its elements.
+
+    Floats are rounded to nearest, ties to even; what is too large for a float dtype becomes infinite.
+
+    Raises:
+        FormatError: another dtype.
+
+    Example:
+        >>> import numpy as np
+        >>> [hex(bits) for bits in encode(np.array([1.0, -2.0]), "BF16")]
+        ['0x3f80', '0xc000']
+    """
+    import numpy as np
+
+    if dtype in _NUMPY:
+        with np.errstate(over="ignore"):
+            stored = np.ascontiguousarray(values, np.dtype(_NUMPY[dtype]))
+        return stored.view(f"<u{stored.itemsize}").reshape(values.shape)
+    if dtype != "BF16":
+        raise FormatError(f"numbers cannot be written as {dtype}, expected one of {', '.join(_NUMPY)}, BF16")
+    if values.dtype == np.float64:  # through float32 it would be rounded twice: keep the lost digits as a sticky bit
+        with np.errstate(over="ignore"):
+            single = values.astype(np.float32)
+        words = single.view(np.uint32)
+        inexact = single.astype(np.float64) != values
+        above = np.abs(single.astype(np.float64)) > np.abs(values)
+        words = words - (inexact & above & np.isfinite(values)).astype(np.uint32)  # towards zero
+        words = words | (inexact & np.isfinite(values)).astype(np.uint32)
+    else:
+        words = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))
+    nan = np.isnan(values)
+    return np.where(nan, (words >> np.uint32(16)) | np.uint32(0x40), rounded >> np.uint32(16)).astype("<u2").reshape(values.shape)
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from bowline.checkpoint.formats.dtypes import BITS
 from bowline.errors import UsageError
 
-__all__ = ["Payload", "write_payloads"]
+__all__ = ["Payload", "header_bytes", "in_order", "write_payloads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,22 +72,8 @@ def write_payloads(file: BinaryIO, payloads: Iterable[Payload], metadata: Mappin
         >>> file.getvalue()[8:]
         b'{"t":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}   ab'
     """
-    order = {dtype: at for at, dtype in enumerate(BITS)}
-    parts = sorted(payloads, key=lambda payload: (-order[payload.dtype], payload.name))
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
-    taken = {"__metadata__"}
-    end = 0
-    for part in parts:
-        if part.name in taken:
-            raise UsageError(
-                f"{part.name}: this name is taken, expected a unique name other than __metadata__",
-                help="rename one of the two, or leave it out",
-            )
-        taken.add(part.name)
-        begin, end = end, end + part.nbytes
-        header[part.name] = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [begin, end]}
-    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    encoded += b" " * (-len(encoded) % 8)
+    parts = in_order(payloads)
+    encoded = header_bytes(parts, metadata)
     file.write(len(encoded).to_bytes(8, "little"))
     file.write(encoded)
     for part in parts:
@@ -105,9 +91,38 @@ def write_payloads(file: BinaryIO, payloads: Iterable[Payload], metadata: Mappin
             )
 
 
+def in_order(payloads: Iterable[Payload]) -> list[Payload]:
+    """The tensors as they stand in the file: widest dtype first, then by name."""
+    order = {dtype: at for at, dtype in enumerate(BITS)}
+    return sorted(payloads, key=lambda payload: (-order[payload.dtype], payload.name))
+
+
+def header_bytes(payloads: Iterable[Payload], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The header of a file with these tensors, padded with spaces to 8 bytes; its length stands before it in the file.
+
+    Raises:
+        UsageError: two tensors have one name, or one is called `__metadata__`.
+    """
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    taken = {"__metadata__"}
+    end = 0
+    for part in in_order(payloads):
+        if part.name in taken:
+            raise UsageError(
+                f"{part.name}: this name is taken, expected a unique name other than __metadata__",
+                help="rename one of the two, or leave it out",
+            )
+        taken.add(part.name)
+        begin, end = end, end + part.nbytes
+        header[part.name] = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [begin, end]}
+    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return encoded + b" " * (-len(encoded) % 8)
+
+
 def _views(data: Any) -> Iterator[memoryview]:
     """The parts of a tensor's bytes, each released before the next is asked for."""
     if isinstance(data, Iterator):
-        yield from map(memoryview, data)
+        for part in data:
+            yield memoryview(part)
     else:
         yield memoryview(data)

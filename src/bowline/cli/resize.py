@@ -1,0 +1,41 @@
+"""`bowline resize SRC [DST]`"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bowline.cli.edit_options import Copy, Destination, DryRun, InPlace, Source, run_edit
+
+__all__ = ["resize"]
+
+
+def resize(
+    source: Source,
+    destination: Destination = None,
+    to: Annotated[int | None, typer.Option(help="The number of tokens.")] = None,
+    pad_to_multiple_of: Annotated[int | None, typer.Option(help="Round the number of rows up to a multiple.")] = None,
+    new_rows: Annotated[
+        str,
+        typer.Option(
+            help="What a new token's row is: mean, gaussian (mean and covariance, as transformers draws it), zeros or "
+            "copy:ID."
+        ),
+    ] = "mean",
+    in_place: InPlace = False,
+    dry_run: DryRun = False,
+    copy: Copy = False,
+) -> None:
+    """Give every tensor of the vocabulary another number of rows, and the configs the size.
+
+    The first ids stay. A token that the tokenizer or a config uses is never dropped: `bowline prune` does that.
+    """
+    run_edit(
+        source,
+        destination,
+        in_place=in_place,
+        dry_run=dry_run,
+        copy=copy,
+        steps=lambda edit: edit.resize(to, pad_to_multiple_of=pad_to_multiple_of, new_rows=new_rows),
+    )
