@@ -26,6 +26,7 @@ from typing import Final
 from bowline.checkpoint.formats.pickle_names import (
     NAMES,
     OTHER_TENSORS,
+    SUBCLASS,
     WITHOUT_DTYPE,
     Attributed,
     Name,
@@ -47,6 +48,11 @@ MOST_OPCODES: Final = 1 << 21
 
 DEEPEST_MARK: Final = 128
 """The most marks open at once; a state dictionary has four."""
+
+FULL: Final = (
+    "save the full tensors of a sharded model: get_model_state_dict(model, options=StateDictOptions("
+    "full_state_dict=True)) of torch.distributed.checkpoint.state_dict"
+)
 
 _LONGEST_LINE = 1024
 _FRAME_BYTES = 9  # the opcode and its length
@@ -254,7 +260,7 @@ class _Machine:
             raise FormatError(
                 f"{self._where}: the pickle asks for {path!r} ({OTHER_TENSORS[path]}), "
                 "expected dense tensors of plain dtypes",
-                help=CONVERT,
+                help=FULL if path == SUBCLASS else CONVERT,
             )
         raise self._unsafe(f"for {shown(path)}")
 

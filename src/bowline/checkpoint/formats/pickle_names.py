@@ -13,7 +13,17 @@ from typing import Final, Literal
 from bowline.checkpoint.formats.dtypes import BITS
 from bowline.checkpoint.formats.strict_json import shown
 
-__all__ = ["NAMES", "OTHER_TENSORS", "WITHOUT_DTYPE", "Attributed", "Name", "Storage", "TensorClaim", "kind_of"]
+__all__ = [
+    "NAMES",
+    "OTHER_TENSORS",
+    "SUBCLASS",
+    "WITHOUT_DTYPE",
+    "Attributed",
+    "Name",
+    "Storage",
+    "TensorClaim",
+    "kind_of",
+]
 
 _Role = Literal["call", "storage", "dtype"]
 
@@ -121,6 +131,9 @@ NAMES: Final[Mapping[tuple[str, str], Name]] = {
     (name.path.rpartition(".")[0], name.path.rpartition(".")[2]): name for name in _ALLOWED
 }
 
+SUBCLASS: Final = "torch._tensor._rebuild_from_type_v2"
+"""What a pickle asks for first if a value is a subclass of a tensor."""
+
 OTHER_TENSORS: Final[Mapping[str, str]] = {
     "torch._utils._rebuild_qtensor": "a quantized tensor",
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor",
@@ -128,7 +141,7 @@ OTHER_TENSORS: Final[Mapping[str, str]] = {
     "torch._utils._rebuild_nested_tensor": "a nested tensor",
     "torch._utils._rebuild_meta_tensor_no_storage": "a meta tensor, which has no values",
     "torch._utils._rebuild_wrapper_subclass": "a tensor subclass",
-    "torch._tensor._rebuild_from_type_v2": "a tensor subclass, such as a DTensor of FSDP2",
+    SUBCLASS: "a tensor subclass, such as a DTensor of FSDP2",
     "torch._utils._rebuild_device_tensor_from_numpy": "a tensor of a device without storages",
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": "a tensor of a device without storages",
     "torch._utils._rebuild_xla_tensor": "a tensor of a device without storages",
