@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,10 +20,13 @@ def resize(
     new_rows: Annotated[
         str,
         typer.Option(
-            help="What a new token's row is: mean, gaussian (mean and covariance, as transformers draws it), zeros or "
-            "copy:ID."
+            help="What a new token's row is: mean, gaussian (mean and covariance, as transformers draws it), zeros, "
+            "copy:ID, or like:TEXT, the mean of TEXT's pieces; like: alone takes each added token's own text."
         ),
     ] = "mean",
+    add_tokens: Annotated[
+        Path | None, typer.Option(help="A file of texts, one a line, that become tokens of the tokenizer too.")
+    ] = None,
     in_place: InPlace = False,
     dry_run: DryRun = False,
     copy: Copy = False,
@@ -31,11 +35,16 @@ def resize(
 
     The first ids stay. A token that the tokenizer or a config uses is never dropped: `bowline prune` does that.
     """
+    texts = []
+    if add_tokens is not None:
+        from bowline.edit.tokenizer import read_token_list
+
+        texts = read_token_list(add_tokens)
     run_edit(
         source,
         destination,
         in_place=in_place,
         dry_run=dry_run,
         copy=copy,
-        steps=lambda edit: edit.resize(to, pad_to_multiple_of=pad_to_multiple_of, new_rows=new_rows),
+        steps=lambda edit: edit.resize(to, pad_to_multiple_of=pad_to_multiple_of, new_rows=new_rows, add_tokens=texts),
     )

@@ -70,10 +70,29 @@ class CheckpointEdit:
         return self._and(UntieStep())
 
     def resize(
-        self, to: int | None = None, *, pad_to_multiple_of: int | None = None, new_rows: str = "mean"
+        self,
+        to: int | None = None,
+        *,
+        pad_to_multiple_of: int | None = None,
+        new_rows: str = "mean",
+        add_tokens: Sequence[str] = (),
     ) -> CheckpointEdit:
         """Another number of rows for the vocabulary; see `bowline resize`."""
-        return self._and(ResizeStep(to=to, pad_to_multiple_of=pad_to_multiple_of, new_rows=new_rows))
+        step = ResizeStep(to=to, pad_to_multiple_of=pad_to_multiple_of, new_rows=new_rows, add_tokens=tuple(add_tokens))
+        return self._and(step)
+
+    def prune(
+        self,
+        *,
+        corpus: Sequence[str | os.PathLike[str]] = (),
+        keep_tokens: str | os.PathLike[str] | None = None,
+        pattern: str | None = None,
+    ) -> CheckpointEdit:
+        """Only the tokens that a text uses, that a file lists or a pattern finds; see `bowline prune`."""
+        from bowline.edit.steps.prune_step import PruneStep
+
+        listed = None if keep_tokens is None else Path(keep_tokens)
+        return self._and(PruneStep(corpus=tuple(map(Path, corpus)), keep_tokens=listed, pattern=pattern))
 
     def cast(self, dtype: str, *, only: Literal["vocabulary"] | None = None) -> CheckpointEdit:
         """Another float dtype, `"bf16"`, `"f16"` or `"f32"`; see `bowline cast`."""

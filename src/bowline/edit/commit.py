@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,8 @@ class EditReport:
     place: Path
     compared: int
     """Bytes of the result that were read again and compared with their source."""
+    checked: tuple[str, ...]
+    """What the steps' own checks of the result saw."""
     findings: tuple[str, ...]
     clean: bool
     notes: tuple[str, ...]
@@ -52,7 +54,8 @@ class EditReport:
         yield from (f"{note}" for note in self.notes)
         yield from self.plan.lines()
         yield f"{self.place}: written; {size(self.compared)} read again and compared"
-        yield from (f"  note: {note}" for note in _cast_counts(self.plan))
+        yield from (f"  {sentence}" for sentence in self.checked)
+        yield from (f"  {note}" for note in _cast_counts(self.plan))
         yield "audit of the result, by its headers: " + ("nothing to report" if not self.findings else "")
         yield from (f"  {finding}" for finding in self.findings)
         if self.kept_in is not None:
@@ -109,6 +112,8 @@ def commit(
                 _bring(plan, source.path, stage, copy=copy)
                 _record(stage, UndoEntry(directory=_entry(stage), why=_why(plan), when="", made_from=str(source.path)))
             compared = verify(plan, stage, progress)
+            with closing(LocalDirectory(stage)) as files:
+                checked = tuple(check(files) for check in plan.draft.checks)
             report = audit(stage, values=False)
             _refuse_if_changed(source, seen)
         if destination is None:
@@ -117,6 +122,7 @@ def commit(
         plan=plan,
         place=place,
         compared=compared,
+        checked=checked,
         findings=tuple(f"{found.code}: {found.message}" for found in report.findings),
         clean=report.clean,
         notes=notes,

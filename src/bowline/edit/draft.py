@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,12 +11,17 @@ from bowline.checkpoint.formats.json_edit import set_values
 from bowline.checkpoint.formats.safetensors_header import read_header
 from bowline.checkpoint.formats.strict_json import loads
 from bowline.checkpoint.lint import LintKind
+from bowline.checkpoint.places.byte_source import ByteSource, MemoryBytes
+from bowline.checkpoint.places.file_set import FileSet
 from bowline.edit.content import Content, Stored
 from bowline.errors import CheckpointError, ConfigError, UsageError
 from bowline.families.declaration import Declaration
 from bowline.families.resolver import resolve
 
-__all__ = ["Draft", "GENERATION_CONFIG", "begin"]
+__all__ = ["Check", "Draft", "DraftFiles", "GENERATION_CONFIG", "begin", "header_metadata"]
+
+Check = Callable[[FileSet], str]
+"""Looks at the files of the result, and says what it saw; raises `CheckpointError` if that is not as it should be."""
 
 GENERATION_CONFIG = "generation_config.json"
 REFUSED = {
@@ -30,7 +35,7 @@ REFUSED = {
 class Draft:
     """A checkpoint as it will be: each tensor's content and file, and the small files that change (`None`: removed).
 
-    Steps make a new draft of a draft; `notes` are sentences for the report.
+    Steps make a new draft of a draft; `notes` are sentences for the report, `checks` look at the written result.
     """
 
     source: Checkpoint
@@ -38,6 +43,7 @@ class Draft:
     homes: Mapping[str, str]
     texts: Mapping[str, bytes | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -93,9 +99,35 @@ class Draft:
             homes={other: home for other, home in self.homes.items() if other != name},
         )
 
+    def with_texts(self, texts: Mapping[str, bytes | None]) -> Draft:
+        """With these small files, or without those that are `None`."""
+        return replace(self, texts={**self.texts, **texts})
+
     def with_notes(self, *notes: str) -> Draft:
         """With further sentences for the report."""
         return replace(self, notes=(*self.notes, *notes))
+
+
+class DraftFiles(FileSet):
+    """The files of a draft: those of its source, with the small ones that changed."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft, self._source = draft, draft.source.files
+        self.location = self._source.location
+
+    def sizes(self) -> Mapping[str, int]:
+        changed = {name: len(text) for name, text in self._draft.texts.items() if text is not None}
+        return {name: size for name, size in {**self._source.sizes(), **changed}.items() if self._kept(name)}
+
+    def _kept(self, name: str) -> bool:
+        return self._draft.texts.get(name, b"") is not None
+
+    def open(self, name: str) -> ByteSource:
+        text = self._draft.texts.get(name)
+        return MemoryBytes(name, text) if text is not None else self._source.open(name)
+
+    def close(self) -> None:
+        """Nothing: the files belong to the source."""
 
 
 def begin(source: Checkpoint) -> Draft:

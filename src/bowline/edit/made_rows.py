@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from bowline.checkpoint.formats.dtypes import encode
+from bowline.checkpoint.formats.dtypes import decode, encode
 from bowline.edit.content import Bits, Content, NewRows
 from bowline.errors import UsageError
 
-__all__ = ["NAMED", "check_rule", "made_rows", "mean_of"]
+__all__ = ["NAMED", "Mixed", "check_rule", "made_rows", "mean_row"]
 
 NAMED = ("mean", "gaussian", "zeros")
 COPY = re.compile(r"copy:(\d+)")
@@ -46,6 +46,20 @@ class Given(NewRows):
 
     def bits(self, at: npt.NDArray[np.int64]) -> Bits:
         return self.rows[at]
+
+
+class Mixed(NewRows):
+    """Some new rows of their own, the others by another rule."""
+
+    def __init__(self, others: NewRows, own: Mapping[int, Bits]) -> None:
+        self.others, self.own = others, own
+
+    def bits(self, at: npt.NDArray[np.int64]) -> Bits:
+        rows = np.array(self.others.bits(at))
+        for place, number in enumerate(at.tolist()):
+            if number in self.own:
+                rows[place] = self.own[number]
+        return rows
 
 
 def check_rule(rule: str, old_size: int) -> None:
@@ -86,7 +100,7 @@ def made_rows(
         return Same(np.zeros_like(_rows(content, axis, [0])[0]))
     if content.dtype not in FLOATS:
         return Given(_rows(content, axis, [at % size for at in range(count)]))
-    mean, used = mean_of(content, axis, size, padding, name)
+    mean, used = _mean_of(content, axis, size, padding, name)
     if rule == "mean":
         return Same(encode(mean, content.dtype))
     made = np.zeros((count, *mean.shape))
@@ -97,7 +111,7 @@ def made_rows(
     return Given(encode(mean + made * math.sqrt(GAUSSIAN_SCALE / used), content.dtype))
 
 
-def mean_of(content: Content, axis: int, size: int, padding: frozenset[int], name: str) -> tuple[Values, int]:
+def _mean_of(content: Content, axis: int, size: int, padding: frozenset[int], name: str) -> tuple[Values, int]:
     """The mean of the usable rows, and how many they are."""
     total: Values | None = None
     used = 0
@@ -115,8 +129,6 @@ def mean_of(content: Content, axis: int, size: int, padding: frozenset[int], nam
 
 def mean_row(content: Content, axis: int, tokens: Sequence[int]) -> Bits:
     """The mean of these tokens' rows."""
-    from bowline.checkpoint.formats.dtypes import decode
-
     bits = _rows(content, axis, tokens)
     values = decode(bits.view(np.uint8).reshape(-1), content.dtype, bits.shape)
     return encode(values.astype(np.float64).mean(0), content.dtype)

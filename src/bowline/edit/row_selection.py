@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from bowline.auditing.quantised_names import in_other_form
 from bowline.checkpoint.checkpoint import CONFIG
 from bowline.edit.content import Rows
 from bowline.edit.draft import GENERATION_CONFIG, Draft
-from bowline.edit.made_rows import made_rows
+from bowline.edit.made_rows import Mixed, made_rows, mean_row
 from bowline.errors import TieError, UsageError
 from bowline.families.config_levels import config_levels
 from bowline.families.stored_vocabulary import StoredAxis, StoredVocabulary, stored_vocabulary
@@ -92,11 +93,19 @@ def named_ids(draft: Draft, vocabulary: StoredVocabulary) -> dict[int, str]:
     return found
 
 
-def with_rows(draft: Draft, vocabulary: StoredVocabulary, selection: RowSelection, rule: str, way_out: str) -> Draft:
+def with_rows(
+    draft: Draft,
+    vocabulary: StoredVocabulary,
+    selection: RowSelection,
+    rule: str,
+    way_out: str,
+    pieces: Mapping[int, Sequence[int]] = MappingProxyType({}),
+) -> Draft:
     """The draft with the selected rows in every tensor of the vocabulary, and its configs after them.
 
-    New rows are made by `rule` from each tensor's own rows. `way_out` is the help of the error about a token that a
-    config names and the selection drops.
+    New rows are made by `rule` from each tensor's own rows, or are the mean of old rows where `pieces` lists their ids
+    for the new id; such a row may also be in place of an old one, which no token has. `way_out` is the help of the
+    error about a token that a config names and the selection drops.
 
     Raises:
         UsageError: a config names a token that goes, or the model computes with ids and one would change.
@@ -111,10 +120,16 @@ def with_rows(draft: Draft, vocabulary: StoredVocabulary, selection: RowSelectio
     tensors = dict(draft.tensors)
     for name, axis in vocabulary.axes.items():
         content, origins = tensors[name], selection.origins(axis)
+        means = {row: ids for row, ids in pieces.items() if row < len(origins)}
+        origins[list(means)] = -1
         if np.array_equal(origins, np.arange(content.shape[axis.axis])):
             continue
         count = int((origins < 0).sum())
         new = made_rows(rule, content, axis.axis, selection.old_size, count, skipped, name) if count else None
+        if new is not None and means:
+            places = np.flatnonzero(origins < 0).tolist()
+            of_pieces = {places.index(row): mean_row(content, axis.axis, ids) for row, ids in means.items()}
+            new = Mixed(new, of_pieces)
         tensors[name] = Rows(content, axis.axis, origins, new)
     edited = replace(draft, tensors=tensors)
     edited = edited.with_values(CONFIG, _sizes(draft, vocabulary, selection))
