@@ -9,12 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tools.outputs import OUTPUTS, Judged, Output, judge, missing, sources, write
 
 from bowline.auditing import audit
 from bowline.auditing.audit_report import AuditReport
+from bowline.auditing.quantised_comparison import stored_bytes
 from bowline.auditing.rules import Severity
 from bowline.auditing.verdict import verdict
+from bowline.checkpoint import open_checkpoint
+from bowline.checkpoint.formats.quantised import recognise
 
 pytestmark = pytest.mark.real
 
@@ -38,6 +43,14 @@ def rewritten(smollm2: Path, place: Path, change: Callable[[Tensors], Tensors], 
     written: Mapping[str, Any] = json.loads((place / "config.json").read_text())
     (place / "config.json").write_text(json.dumps({**written, **config}))
     return audit(place)
+
+
+@pytest.fixture(scope="module")
+def made(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """The model cut to its first layers, whose ends are the trained ones: tied, untied, and with a copy as head."""
+    place = tmp_path_factory.mktemp("sources")
+    yield sources(smollm2, place)
+    shutil.rmtree(place)
 
 
 @pytest.fixture(autouse=True)
@@ -113,3 +126,27 @@ def test_what_mlx_lm_converts(smollm2: Path, tmp_path: Path, options: list[str])
     report = audit(place)
     assert verdict(report.evidence).startswith("one matrix, stored once")
     assert serious(report) == []
+
+
+@pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
+def test_what_another_tool_writes(output: Output, made: dict[str, Path], minilm: Path, tmp_path: Path) -> None:
+    """The audit's verdict is the truth that the tool itself tells of its output, once it has loaded it again."""
+    if reason := missing(output):
+        pytest.skip(reason)
+    place = tmp_path / "out"
+    facts = write(output, {**made, "minilm": minilm}[output.source], place)
+    assert output.facts.items() <= facts.items()
+    assert judge(place) == Judged(says=output.says, codes=output.codes)
+    if "values" in facts:
+        assert_values_are_those_of_the_tool(place, facts["values"])
+
+
+def assert_values_are_those_of_the_tool(place: Path, values: list[list[float]]) -> None:
+    """The head as it is dequantised here and by the tool: rows 0, 4096, ... and their first 128 values."""
+    with open_checkpoint(place) as checkpoint:
+        stored = stored_bytes(checkpoint)
+        head = recognise(HEAD, checkpoint.tensors, checkpoint.config, checkpoint.metadata, stored)
+        assert head is not None
+        for number, row in enumerate(values):
+            found, _ = head.rows(stored, 4096 * number, 4096 * number + 1)
+            assert np.abs(found[0, :128] - row).max() <= 1e-6 * np.abs(found).max()
