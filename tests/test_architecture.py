@@ -129,7 +129,11 @@ def test_a_tie_loads_nothing_but_itself() -> None:
 
 
 def audited(path: Path, *options: str) -> set[str]:
-    command = ["bowline", "audit", str(path), *options]
+    return ran("audit", str(path), *options)
+
+
+def ran(*arguments: str) -> set[str]:
+    command = ["bowline", *arguments]
     run = "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0, end.code"
     code = f"sys.argv = {command!r}\nfrom bowline.cli import main\n{run}"
     return loaded_by(code)
@@ -144,6 +148,36 @@ def test_an_audit_of_values_loads_numpy_and_no_framework(tmp_path: Path) -> None
     loaded = audited(write(tmp_path, {WTE: table()}, GPT2))
     assert "numpy" in loaded
     assert not loaded & {"httpx2", "huggingface_hub", *FRAMEWORKS}
+
+
+def within(loaded: set[str], *parts: str) -> set[str]:
+    """The loaded modules of bowline that are one of these, or in one of them."""
+    return {name for name in loaded for part in parts if f"{name}.".startswith(f"bowline.{part}.")}
+
+
+def test_the_version_loads_the_commands_and_nothing_that_they_run() -> None:
+    loaded = ran("--version")
+    assert "bowline.cli.audit" in loaded
+    assert not within(loaded, "auditing.rules", "auditing.report", "checkpoint", "families", "edit")
+    assert not loaded & {"rich", "numpy", "httpx2", "huggingface_hub", *FRAMEWORKS}
+
+
+def test_an_audit_of_plain_safetensors_loads_no_code_for_other_files(tmp_path: Path) -> None:
+    """Adapters, quantised layouts, GGUF, ONNX, SentencePiece and edits are loaded where such a file is met."""
+    loaded = audited(write(tmp_path, {WTE: table()}, GPT2), "--headers-only")
+    assert "bowline.auditing.rules.tie_flag" in loaded
+    formats = ("quantised", "peft_adapter", "gguf.header", "gguf.text_arrays", "onnx.model", "sentencepiece_model")
+    adapters = ("evidence", "gathering", "merge", "report", "audit")
+    assert not within(
+        loaded,
+        *(f"checkpoint.formats.{name}" for name in formats),
+        *(f"auditing.adapter_{name}" for name in adapters),
+        "auditing.rules.adapter_files",
+        "auditing.rules.adapter_ties",
+        "auditing.report.adapter_text",
+        "auditing.config_fix",
+        "checkpoint.durable",
+    )
 
 
 def test_importtime_of_the_command_shows_no_framework(tmp_path: Path) -> None:

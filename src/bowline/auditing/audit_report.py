@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bowline.auditing.adapter_evidence import AdapterEvidence
 from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.loaders import LOADERS
-from bowline.auditing.rules import Finding, Rule, Severity, all_rules
+from bowline.auditing.rules import Finding, Rule, Severity, all_rules, checkpoint_rules
 from bowline.auditing.verdict import verdict
 from bowline.errors import UsageError
 from bowline.tie import TieState
+
+if TYPE_CHECKING:  # the code for adapters is loaded when one is met
+    from bowline.auditing.adapter_evidence import AdapterEvidence
 
 __all__ = ["REPORT_VERSION", "AuditReport", "finding_record", "findings_of", "select_rules"]
 
@@ -69,16 +71,16 @@ def findings_of(evidence: Evidence | AdapterEvidence, rules: Iterable[Rule]) -> 
     return tuple(sorted(found, key=lambda finding: (order.index(finding.severity), finding.code)))
 
 
-def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tuple[Rule, ...]:
+def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = (), *, adapters: bool = True) -> tuple[Rule, ...]:
     """The rules whose codes begin with one of `select` (all, when empty) and with none of `ignore`.
 
-    Raises `UsageError` for a prefix that matches no code.
+    Without `adapters`, the rules about adapters are left out. Raises `UsageError` for a prefix that matches no code.
 
     Example:
         >>> [rule.code for rule in select_rules(["BW40"], ["BW402"])]
         ['BW401', 'BW403', 'BW404', 'BW405', 'BW406', 'BW407', 'BW408', 'BW409']
     """
-    rules = all_rules()
+    rules = all_rules() if adapters or select or ignore else checkpoint_rules()
     for prefix in (*select, *ignore):
         if not prefix or not any(rule.code.startswith(prefix.upper()) for rule in rules):
             raise UsageError(
@@ -88,7 +90,11 @@ def select_rules(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tupl
     chosen = tuple(prefix.upper() for prefix in select) or ("",)
     refused = tuple(prefix.upper() for prefix in ignore)
     return tuple(
-        rule for rule in rules if rule.code.startswith(chosen) and not (refused and rule.code.startswith(refused))
+        rule
+        for rule in rules
+        if (adapters or rule.subject is Evidence)
+        and rule.code.startswith(chosen)
+        and not (refused and rule.code.startswith(refused))
     )
 
 

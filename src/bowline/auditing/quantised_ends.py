@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bowline.auditing.quantised_names import in_other_form
 from bowline.checkpoint.formats.gguf import GGUF_SUFFIX
-from bowline.checkpoint.formats.quantised import QuantisedWeight, StoredBytes, recognise
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.tie import Tie
+
+if TYPE_CHECKING:  # the layouts are loaded when a tensor stands beside a weight
+    from bowline.checkpoint.formats.quantised import QuantisedWeight, StoredBytes
 
 __all__ = ["UNKNOWN", "QuantisedEnds", "quantised_ends"]
 
@@ -71,9 +73,11 @@ def quantised_ends(
     ends: list[QuantisedWeight | None] = []
     for name in (tie.target, tie.source):
         plain = tensors.get(name)
-        if plain is not None and plain.file.endswith(GGUF_SUFFIX):
+        if not _has_parts(name, tensors) or (plain is not None and plain.file.endswith(GGUF_SUFFIX)):
             ends.append(None)
             continue
+        from bowline.checkpoint.formats.quantised import QuantisedWeight, recognise
+
         end = recognise(name, tensors, config, metadata, stored)
         if end is None and in_other_form(name, tensors):
             parts = {} if plain is None else {"codes": plain}
@@ -84,3 +88,14 @@ def quantised_ends(
         return None
     problem = next((f"{end.name}: {end.problem}" for end in ends if end is not None and end.problem), None)
     return QuantisedEnds(target=target, source=source, reason=problem)
+
+
+def _has_parts(name: str, stored: Collection[str]) -> bool:
+    """Whether a tensor other than the bias stands beside a weight: every quantised layout has one, such as its scales.
+
+    Example:
+        >>> _has_parts("lm_head.weight", {"lm_head.weight", "lm_head.bias"})
+        False
+    """
+    stem = name.removesuffix("weight")
+    return any(other.startswith(stem) and other not in (name, f"{stem}bias") for other in stored)

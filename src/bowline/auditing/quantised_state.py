@@ -8,7 +8,6 @@ from bowline.auditing.evidence import TieEvidence
 from bowline.auditing.quantised_ends import QuantisedEnds, quantised_ends
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.gguf import GGUF_SUFFIX
-from bowline.checkpoint.formats.quantised import SERVES_BOTH
 from bowline.tie import TieState
 
 __all__ = ["with_quantised_ends"]
@@ -36,7 +35,7 @@ def with_quantised_ends(checkpoint: Checkpoint, tie: TieEvidence, *, values: boo
     seen = replace(tie, quantised=ends, unseen=True)
     has_target = ends.target is not None or tie.target is not None
     has_source = ends.source is not None or tie.source is not None
-    if ends.source is not None and ends.source.layout == SERVES_BOTH and not has_target:
+    if ends.source is not None and ends.source.serves_both and not has_target:
         return replace(seen, state=TieState.SHARED)
     if not (has_target and has_source):
         if not checkpoint.complete:

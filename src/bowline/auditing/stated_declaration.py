@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bowline.checkpoint.checkpoint import Checkpoint
-from bowline.checkpoint.formats.gguf.text_arrays import TOKENS
 from bowline.families.declaration import Declaration
 from bowline.families.gguf_names import gguf_declaration
 from bowline.families.onnx_ends import onnx_declaration
@@ -20,5 +19,7 @@ def declaration_of(checkpoint: Checkpoint) -> Declaration:
         return onnx_declaration(checkpoint.config or {}, shapes, model.table, model.heads, model.copies)
     if checkpoint.gguf is None:
         return resolve(checkpoint.config, shapes)
+    from bowline.checkpoint.formats.gguf.text_arrays import TOKENS  # imported only for GGUF files
+
     tokens = checkpoint.gguf.text_array(TOKENS)
     return gguf_declaration(checkpoint.gguf.plain_values, shapes, tokens.length if tokens else None)

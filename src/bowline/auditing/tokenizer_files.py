@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bowline.checkpoint.checkpoint import Checkpoint
-from bowline.checkpoint.formats.sentencepiece_model import PieceType, is_tiktoken, read_pieces
 from bowline.errors import CheckpointError, FormatError
 
 __all__ = ["TokenizerFacts", "VocabularyDifference", "read_tokenizer"]
@@ -149,6 +148,8 @@ class _Vocabulary:
 
 def _pieces(data: bytes, name: str) -> _Vocabulary | None:
     """The pieces of `tokenizer.model`; `None` if it is tiktoken's, whose tokens are bytes and have no texts."""
+    from bowline.checkpoint.formats.sentencepiece_model import PieceType, is_tiktoken, read_pieces
+
     if is_tiktoken(data):
         return None
     pieces = read_pieces(data, name)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bowline.auditing.adapter_report import AdapterReport
-from bowline.auditing.audit_report import AuditReport
-from bowline.auditing.config_fix import fix_config
-from bowline.auditing.report import FORMATS, AuditFailure, Run
 from bowline.cli.output_format import OutputFormat
 from bowline.cli.progress_bar import shown_progress
 from bowline.errors import BowlineError, ConfigError, NoCheckpointError, UsageError
 from bowline.wording import printable
+
+if TYPE_CHECKING:  # each command starts without the audit
+    from bowline.auditing import AdapterReport, AuditReport
 
 __all__ = ["audit"]
 
@@ -59,9 +58,11 @@ def audit(
     Reports what the config says, what the files hold, and what each loader will do. For a PEFT adapter: which end it
     trains, and what a merge makes of the tie.
     """
-    from bowline.auditing.audit_report import select_rules
+    from bowline.auditing.audit_report import AuditReport, select_rules
+    from bowline.auditing.report import FORMATS, AuditFailure, Run
 
-    select_rules(split_codes(select), split_codes(ignore))  # report a wrong code before any file is read
+    # report a wrong code before any file is read
+    select_rules(split_codes(select), split_codes(ignore), adapters=False)
     if plot is not None:
         from bowline.plots.figure_style import check_can_save
 
@@ -72,10 +73,10 @@ def audit(
     for path in _expanded(paths, recursive=recursive):
         try:
             found = _audit_one(path, split_codes(select), split_codes(ignore), values=values, base=base, fix=fix)
-            if isinstance(found, AdapterReport):
-                adapters.append(found)
-            else:
+            if isinstance(found, AuditReport):
                 reports.append(found)
+            else:
+                adapters.append(found)
         except BowlineError as error:
             failures.append(AuditFailure(path=path, message=error.message, help=error.help))
     if plot is not None:
@@ -134,20 +135,21 @@ def split_codes(options: list[str]) -> list[str]:
 def _audit_one(
     path: str, select: list[str], ignore: list[str], *, values: bool, base: str | None, fix: bool
 ) -> AuditReport | AdapterReport:
-    from bowline.auditing import audit as audit_checkpoint
-    from bowline.auditing import audit_adapter
+    from bowline import auditing
     from bowline.auditing.adapter_place import is_adapter
 
     if is_adapter(path, hub=False):
-        return audit_adapter(path, values=values, base=base, select=select, ignore=ignore)
+        return auditing.audit_adapter(path, values=values, base=base, select=select, ignore=ignore)
     try:
         with shown_progress(path) as progress:
-            report = audit_checkpoint(path, values=values, base=base, select=select, ignore=ignore, progress=progress)
+            report = auditing.audit(path, values=values, base=base, select=select, ignore=ignore, progress=progress)
     except NoCheckpointError:
         if not is_adapter(path, hub=True):  # a repository of the Hub that holds no whole model
             raise
-        return audit_adapter(path, values=values, base=base, select=select, ignore=ignore)
+        return auditing.audit_adapter(path, values=values, base=base, select=select, ignore=ignore)
     if fix:
+        from bowline.auditing.config_fix import fix_config
+
         try:
             changed = fix_config(report)
         except ConfigError as error:  # the edit was refused; the findings are still reported
@@ -156,5 +158,5 @@ def _audit_one(
         if changed:
             for line in changed:
                 typer.echo(printable(f"{path}: {line}"), err=True)
-            report = audit_checkpoint(path, values=values, base=base, select=select, ignore=ignore)
+            report = auditing.audit(path, values=values, base=base, select=select, ignore=ignore)
     return report

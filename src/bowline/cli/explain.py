@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from bowline.auditing.rules import all_rules
 from bowline.errors import UsageError
 
 __all__ = ["explain"]
@@ -19,6 +18,8 @@ def explain(
 
     Prints what it means, why it hurts, an example, how to fix it, and where it was reported.
     """
+    from bowline.auditing.rules import all_rules
+
     rules = {rule.code: rule for rule in all_rules()}
     if code is None:
         for each in rules.values():

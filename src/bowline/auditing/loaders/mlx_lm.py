@@ -21,6 +21,8 @@ __all__ = ["mlx_lm"]
 WEIGHTS = "model*.safetensors"
 TEXT = "text_config."
 QUANTISED = ("quantization", "quantization_config")
+NOT_READ = ("bitsandbytes", "torchao")
+"""The `quant_method` of checkpoints whose parts of a weight mlx-lm's classes have no parameters for."""
 
 
 def mlx_lm(declaration: Declaration, seen: StoredFacts) -> Result:
@@ -74,6 +76,11 @@ def _refusal(declaration: Declaration, seen: StoredFacts, known: Mapping[str, An
         return None
     if _module(declaration, config) not in loader_table("mlx_lm")["models"]:
         return Outcome(Fate.REFUSED, f"mlx-lm has no model type {config['model_type']}")
+    method = lookup(config, "quantization_config.quant_method")
+    if method in NOT_READ:
+        return Outcome(Fate.REFUSED, f"mlx-lm does not read weights quantised by {method}")
+    if method in ("awq", "gptq") and any(name.endswith(".g_idx") for name in seen.stored):
+        return Outcome(Fate.REFUSED, "mlx-lm does not read weights with g_idx, the groups of GPTQ")
     missing = [path for path in known["requires"] if _of_level(config, path) is ABSENT] if known else []
     if missing:
         return Outcome(Fate.REFUSED, f"mlx-lm requires keys that config.json lacks: {', '.join(missing[:4])}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from bowline.auditing.adapter_report import AdapterReport
 from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.rules import Finding
 from bowline.wording import located
+
+if TYPE_CHECKING:  # the code for adapters is loaded when one is met
+    from bowline.auditing.adapter_report import AdapterReport
 
 __all__ = ["AuditFailure", "Run"]
 

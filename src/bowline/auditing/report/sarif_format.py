@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from bowline import __version__
-from bowline.auditing.adapter_report import AdapterReport
 from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.report.audit_run import Run
 from bowline.auditing.rules import Finding, Severity, all_rules
+
+if TYPE_CHECKING:  # the code for adapters is loaded when one is met
+    from bowline.auditing.adapter_report import AdapterReport
 
 __all__ = ["render_sarif"]
 

@@ -7,13 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
-from bowline.auditing.adapter_evidence import AdapterEvidence
-from bowline.auditing.adapter_report import AdapterReport
 from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.loaders import loaders_run
-from bowline.auditing.report.adapter_text import adapter_lines
 from bowline.auditing.report.audit_run import Run
 from bowline.auditing.report.quantised_text import quantised_ends_of, quantised_state
 from bowline.auditing.rules import Finding, Severity
@@ -21,6 +19,10 @@ from bowline.auditing.rules.token_texts import tokens_of_difference
 from bowline.auditing.verdict import verdict
 from bowline.tie import TieState
 from bowline.wording import joined, printable
+
+if TYPE_CHECKING:  # the code for adapters is loaded when one is met
+    from bowline.auditing.adapter_evidence import AdapterEvidence
+    from bowline.auditing.adapter_report import AdapterReport
 
 __all__ = ["render_concise", "render_full"]
 
@@ -31,6 +33,8 @@ def render_full(run: Run) -> str:
     for report in run.reports:
         lines += [*_checkpoint(report), *_findings(report, verbose=run.verbose), ""]
     for adapter in run.adapters:
+        from bowline.auditing.report.adapter_text import adapter_lines
+
         lines += [*adapter_lines(adapter), *_findings(adapter, verbose=run.verbose), ""]
     return "\n".join(map(printable, [*lines, *_failures(run), _footer(run)]))
 

@@ -8,7 +8,6 @@ from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.quantised_ends import UNKNOWN, QuantisedEnds
 from bowline.auditing.quantised_names import names_its_table, table_of
 from bowline.auditing.rules.rule import Observation, Severity, rule
-from bowline.checkpoint.formats.quantised import SERVES_BOTH
 from bowline.tie import TieState
 from bowline.wording import byte_count, joined
 
@@ -73,7 +72,7 @@ def quantised_end(evidence: Evidence) -> Iterator[Observation]:
     told: set[tuple[str, ...]] = set()
     for tie in evidence.ties:
         ends = tie.quantised
-        if ends is None or any(table.layout in (SERVES_BOTH, UNKNOWN) for table in ends.tables):
+        if ends is None or any(table.serves_both or table.layout == UNKNOWN for table in ends.tables):
             continue
         names = tuple(table.name for table in ends.tables)
         both_stored = tie.state not in (TieState.SHARED, TieState.TARGET_MISSING, TieState.SOURCE_MISSING)

@@ -6,12 +6,14 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bowline.auditing.adapter_evidence import AdapterEvidence
 from bowline.auditing.evidence import Evidence
 
-__all__ = ["Finding", "Observation", "Rule", "Severity", "adapter_rule", "all_rules", "rule"]
+if TYPE_CHECKING:  # the code for adapters is loaded when one is met
+    from bowline.auditing.adapter_evidence import AdapterEvidence
+
+__all__ = ["Finding", "Observation", "Rule", "Severity", "adapter_rule", "registered_rules", "rule"]
 
 
 class Severity(StrEnum):
@@ -61,7 +63,7 @@ class Finding:
 
 
 Check = Callable[[Evidence], Iterable[Observation]]
-AdapterCheck = Callable[[AdapterEvidence], Iterable[Observation]]
+AdapterCheck = Callable[["AdapterEvidence"], Iterable[Observation]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,7 @@ def adapter_rule(
     code: str, name: str, severity: Severity, also: Severity | None = None
 ) -> Callable[[AdapterCheck], AdapterCheck]:
     """Register a function as the rule `code` about adapters; some of its cases may have the severity `also`."""
+    from bowline.auditing.adapter_evidence import AdapterEvidence
 
     def register(check: AdapterCheck) -> AdapterCheck:
         _add(Rule(code=code, name=name, severity=severity, check=check, also=also, subject=AdapterEvidence))
@@ -138,6 +141,6 @@ def _add(new: Rule) -> None:
     _RULES[new.code] = new
 
 
-def all_rules() -> tuple[Rule, ...]:
-    """All rules, sorted by code."""
+def registered_rules() -> tuple[Rule, ...]:
+    """The rules of the modules that have been imported, sorted by code."""
     return tuple(_RULES[code] for code in sorted(_RULES))

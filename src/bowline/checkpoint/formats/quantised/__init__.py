@@ -11,17 +11,23 @@ from typing import Any, Final
 
 from bowline.checkpoint.formats.quantised.awq import awq
 from bowline.checkpoint.formats.quantised.bitsandbytes import bitsandbytes_4bit, bitsandbytes_8bit
-from bowline.checkpoint.formats.quantised.bowline_table import SERVES_BOTH, bowline_table
+from bowline.checkpoint.formats.quantised.bowline_table import bowline_table
 from bowline.checkpoint.formats.quantised.compressed_tensors import pack_quantized
 from bowline.checkpoint.formats.quantised.gptq import gptq
 from bowline.checkpoint.formats.quantised.mlx import mlx
-from bowline.checkpoint.formats.quantised.quantised_weight import DequantisedRows, Facts, QuantisedWeight, StoredBytes
+from bowline.checkpoint.formats.quantised.quantised_weight import (
+    SERVES_BOTH,
+    DequantisedRows,
+    Facts,
+    QuantisedWeight,
+    StoredBytes,
+)
 from bowline.checkpoint.formats.quantised.scaled_codes import scaled_codes
 from bowline.checkpoint.formats.quantised.torchao import torchao
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.errors import FormatError
 
-__all__ = ["SERVES_BOTH", "QuantisedWeight", "DequantisedRows", "StoredBytes", "recognise"]
+__all__ = ["QuantisedWeight", "DequantisedRows", "StoredBytes", "recognise"]
 
 LAYOUTS: Final[Mapping[str, Callable[[Facts], QuantisedWeight | None]]] = {
     "MLX": mlx,

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from bowline.checkpoint.formats.quantised.quantised_weight import DequantisedRows, Facts, Parts, QuantisedWeight
+from bowline.checkpoint.formats.quantised.quantised_weight import (
+    SERVES_BOTH,
+    DequantisedRows,
+    Facts,
+    Parts,
+    QuantisedWeight,
+)
 from bowline.checkpoint.formats.quantised.shape_checks import check_dtype, check_extent, check_shape, two_axes
 
-__all__ = ["SERVES_BOTH", "bowline_table"]
-
-SERVES_BOTH = "int8 table of quantize_tied"
-"""The layout in words: the only one whose table is both ends of a tie by its name."""
+__all__ = ["bowline_table"]
 
 
 def bowline_table(facts: Facts) -> QuantisedWeight | None:

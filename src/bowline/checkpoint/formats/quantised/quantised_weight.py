@@ -19,10 +19,12 @@ if TYPE_CHECKING:  # recognising a table by its headers needs no numpy
     Floats = npt.NDArray[np.float32]
     Expand = Callable[["Parts", int, int], "DequantisedRows"]
 
-__all__ = ["Facts", "Parts", "QuantisedWeight", "DequantisedRows", "StoredBytes", "unsupported"]
+__all__ = ["SERVES_BOTH", "Facts", "Parts", "QuantisedWeight", "DequantisedRows", "StoredBytes", "unsupported"]
 
 StoredBytes = Callable[[StoredTensor], tuple[memoryview, int]]
 """Returns a buffer and the position in it where the bytes of a tensor begin (`Checkpoint.stored_bytes`)."""
+SERVES_BOTH = "int8 table of quantize_tied"
+"""The layout in words of the only table that is both ends of a tie by its name."""
 MOST_BYTES_READ = 1 << 20
 """The largest tensor that is read to recognise a layout: a shape, or a quantisation state in JSON."""
 MOST_ROWS = 1 << 24
@@ -61,6 +63,11 @@ class QuantisedWeight:
     def nbytes(self) -> int:
         """The stored size of the codes with all that belongs to them."""
         return sum(part.nbytes for part in self.parts.values())
+
+    @property
+    def serves_both(self) -> bool:
+        """Whether the table is both ends of a tie by its name: the int8 table of `bowline.nn.quantize_tied`."""
+        return self.layout == SERVES_BOTH
 
     def rows(self, stored: StoredBytes, start: int, stop: int) -> DequantisedRows:
         """Dequantise rows `[start, stop)`.
