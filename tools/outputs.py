@@ -111,13 +111,18 @@ _FLOATS = "embedding float, no head, layers"
 
 _ALL = (
     # --- quantised ---
-    _quantised("bitsandbytes-nf4", "NF4, double quantisation", f"{_FLOATS} NF4", f"tied in {HF}; refused by llama.cpp"),
-    _quantised("bitsandbytes-int8", "int8", f"{_FLOATS} int8", f"tied in {HF}; refused by llama.cpp"),
+    _quantised(
+        "bitsandbytes-nf4",
+        "NF4, double quantisation",
+        f"{_FLOATS} NF4",
+        f"tied in {HF}; refused by llama.cpp and mlx-lm",
+    ),
+    _quantised("bitsandbytes-int8", "int8", f"{_FLOATS} int8", f"tied in {HF}; refused by llama.cpp and mlx-lm"),
     _quantised(
         "bitsandbytes-nf4-tied-head",
         "NF4, no module skipped, tied model",
         f"{_FLOATS} NF4",
-        f"tied in {HF}; refused by llama.cpp",
+        f"tied in {HF}; refused by llama.cpp and mlx-lm",
         writer="bitsandbytes-nf4-head",
         facts={"shared": True, "head": "Linear4bit", "table": "Embedding"},
         truth="tied: the head is of the class for 4 bits and holds the embedding's float parameter, one when loaded",
@@ -127,7 +132,7 @@ _ALL = (
         f"NF4, no module skipped, {_FROM_COPY}",
         "embedding float, head NF4",
         "copy",
-        f"{WITHIN}: refused by llama.cpp",
+        f"{WITHIN}: refused by llama.cpp and mlx-lm",
         _COPY,
     ),
     _quantised_head(
@@ -135,7 +140,7 @@ _ALL = (
         "int8, no module skipped, untied model",
         "embedding float, head int8",
         "untied",
-        f"{TWO}: refused by llama.cpp",
+        f"{TWO}: refused by llama.cpp and mlx-lm",
         _OTHER,
     ),
     _quantised_head(
@@ -143,17 +148,22 @@ _ALL = (
         "FP4, double quantisation, no module skipped, untied model",
         "embedding float, head FP4",
         "untied",
-        f"{WITHIN}: refused by llama.cpp",
+        f"{WITHIN}: refused by llama.cpp and mlx-lm",
         _OTHER,
         right="right; the 1% is less than a step of FP4",
     ),
-    _quantised("gptq", "GPTQ, 4 bits, groups of 64", f"{_FLOATS} GPTQ", f"tied in {HF_AND_GGUF}"),
+    _quantised(
+        "gptq",
+        "GPTQ, 4 bits, groups of 64",
+        f"{_FLOATS} GPTQ",
+        f"tied in {HF_AND_GGUF}; refused by mlx-lm",
+    ),
     _quantised_head(
         "gptq-head",
         f"GPTQ, `lm_head=True`, {_FROM_COPY}",
         "embedding float, head GPTQ 8 bits",
         "copy",
-        TWO,
+        f"{TWO}: refused by mlx-lm",
         "the head was made of the embedding, which GPTQ moves by more than its rounding; the flag is false",
         right="right; that one was made of the other cannot be seen",
     ),
@@ -181,13 +191,15 @@ _ALL = (
         _OTHER,
         right="right; the 1% is less than a step of FP8",
     ),
-    _quantised("torchao-int8", "`Int8WeightOnlyConfig`", f"{_FLOATS} int8", f"tied in {HF}; refused by llama.cpp"),
+    _quantised(
+        "torchao-int8", "`Int8WeightOnlyConfig`", f"{_FLOATS} int8", f"tied in {HF}; refused by llama.cpp and mlx-lm"
+    ),
     _quantised_head(
         "torchao-int8-head",
         f"`Int8WeightOnlyConfig`, the ends included, {_FROM_COPY}",
         "embedding float, head int8",
         "copy",
-        f"{WITHIN}: refused by llama.cpp",
+        f"{WITHIN}: refused by llama.cpp and mlx-lm",
         _COPY,
     ),
     # --- FSDP2 ---

@@ -240,6 +240,25 @@ def test_llama_cpp_refuses_weights_that_its_converter_does_not_read(tmp_path: Pa
         assert outcome == Outcome(REFUSED, f"the converter does not read weights quantised by {method}")
 
 
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("bitsandbytes", "mlx-lm does not read weights quantised by bitsandbytes"),
+        ("torchao", "mlx-lm does not read weights quantised by torchao"),
+        ("gptq", "mlx-lm does not read weights with g_idx, the groups of GPTQ"),
+        ("awq", None),
+        ("compressed-tensors", None),
+    ],
+)
+def test_mlx_lm_refuses_weights_in_parts_that_it_does_not_know(tmp_path: Path, method: str, said: str | None) -> None:
+    """As mlx-lm 0.32.2 did with outputs of bitsandbytes, torchao and GPTQModel; it loaded that of AWQ."""
+    parts = {"model.layers.0.mlp.up_proj.g_idx": np.zeros(8, np.int32)} if method == "gptq" else {}
+    config = {**LLAMA, "tie_word_embeddings": True, "quantization_config": {"quant_method": method}}
+    config |= {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
+    found = outcomes(tmp_path, {EMBED: table(), **parts}, {**config, "rms_norm_eps": 1e-5})["mlx-lm"]
+    assert found == (None if said is None else Outcome(REFUSED, said))
+
+
 # --- a flag that is no boolean --------------------------------------------------------------------------------------
 
 

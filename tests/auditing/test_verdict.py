@@ -61,10 +61,13 @@ def test_loaders_that_agree_are_one_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "loaders"),
     [
-        ({"quant_method": "gptq"}, "tied in transformers 4, transformers 5, vLLM before 0.29, vLLM and llama.cpp"),
+        (
+            {"quant_method": "compressed-tensors"},
+            "tied in transformers 4, transformers 5, vLLM before 0.29, vLLM and llama.cpp",
+        ),
         (
             {"quant_method": "bitsandbytes"},
-            "tied in transformers 4, transformers 5, vLLM before 0.29 and vLLM; refused by llama.cpp",
+            "tied in transformers 4, transformers 5, vLLM before 0.29 and vLLM; refused by llama.cpp and mlx-lm",
         ),
     ],
 )
