@@ -94,12 +94,13 @@ def commit(
     with ExitStack() as stack:
         if destination is None:
             place = source.path
-            _refuse_shared_files(plan, place)
             stack.enter_context(locked(place))
         else:
             place = destination
         notes = clear_leftovers(place)
         _refuse_if_changed(source, seen)
+        if destination is None:
+            _refuse_shared_files(plan, place)
         _refuse_if_full(plan, place, copies=copy and destination is not None)
         gone = frozenset(file.name for file in plan.files if file.action is Action.REMOVE)
         with publishing(place, lambda name: name in gone, new=destination is not None) as stage:
