@@ -146,6 +146,12 @@ def test_shards_without_an_index_are_read_together(tmp_path: Path) -> None:
     assert (set(found.tensors), kinds(found)) == ({WTE, NORM}, [LintKind.INDEX_MISSING])
 
 
+def test_a_single_shard_without_an_index_is_called_one_shard(tmp_path: Path) -> None:
+    write(tmp_path, {"a": OWN}, name="model-00001-of-00001.safetensors")
+    (lint,) = read(tmp_path).lints
+    assert lint.message == "1 shard, but no index; transformers does not load it"
+
+
 def test_only_headers_are_read(tmp_path: Path) -> None:
     path = shards(tmp_path, PARTS)
     asked: list[tuple[str, int, int]] = []

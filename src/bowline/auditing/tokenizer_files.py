@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,11 +126,10 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFacts | None:
             ids.update(further)
         named = {part: text for part, value in settings.items() if (text := _text(value)) is not None}
         special = {part: text for part, text in named.items() if part.endswith("_token")} | special
-    largest = max(ids, key=lambda token: ids[token], default=None)
     return TokenizerFacts(
         ids=ids,
         files=tuple(files),
-        largest_id=None if largest is None else ids[largest],
+        largest_id=max(ids.values(), default=None),
         added=frozenset(added_ids),
         special=special,
         problems=problems,
@@ -206,29 +205,30 @@ def _tokens_of_gguf(checkpoint: Checkpoint, file: str) -> TokenizerFacts | None:
     return TokenizerFacts(ids=tokens, files=(file,), largest_id=tokens.length - 1 if tokens.length else None)
 
 
-def _ids_of_tokenizer(content: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def _ids_of_tokenizer(content: Mapping[str, Any]) -> list[tuple[str, int]]:
     model = content.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict):
-        yield from _counted(vocabulary.items())
+        ids = _counted(vocabulary.items())
     elif isinstance(vocabulary, list):  # Unigram: pairs of token and score, in the order of their ids
-        for position, pair in enumerate(vocabulary):
-            if isinstance(pair, list) and pair and isinstance(pair[0], str):
-                yield pair[0], position
-    yield from _added_tokens(content)
+        firsts = (pair[0] if isinstance(pair, list) and pair else None for pair in vocabulary)
+        ids = [(first, position) for position, first in enumerate(firsts) if isinstance(first, str)]
+    else:
+        ids = []
+    return [*ids, *_added_tokens(content)]
 
 
-def _added_tokens(content: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def _added_tokens(content: Mapping[str, Any]) -> list[tuple[str, int]]:
     added = content.get("added_tokens")
-    for token in added if isinstance(added, list) else ():
-        if isinstance(token, dict):
-            yield from _counted([(token.get("content"), token.get("id"))])
+    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    return _counted((token.get("content"), token.get("id")) for token in tokens)
 
 
-def _counted(pairs: Any) -> Iterator[tuple[str, int]]:
-    for token, number in pairs:
-        if isinstance(token, str) and isinstance(number, int) and not isinstance(number, bool) and number >= 0:
-            yield token, number
+def _counted(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[str, int]]:
+    """The pairs of a token and an id; others are left out."""
+    return [
+        (token, number) for token, number in pairs if isinstance(token, str) and type(number) is int and number >= 0
+    ]
 
 
 def _text(value: Any) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -256,10 +255,13 @@ def _sharded(files: FileSet, index: str) -> Weights:
 
 
 def _without_index(files: FileSet, shards: list[str]) -> Weights:
+    message = "1 shard, but no index; transformers does not load it"
+    if len(shards) > 1:
+        message = f"{len(shards)} shards, but no index; transformers loads none of them"
     lints = [
         Lint(
             kind=LintKind.INDEX_MISSING,
-            message=f"{len(shards)} shards, but no index; transformers loads none of them",
+            message=message,
             files=tuple(shards),
         )
     ]
@@ -341,6 +343,8 @@ def _read_shards(files: FileSet, shards: list[str], lints: list[Lint]) -> dict[s
 def _in_parallel(workers: int, do: Callable[[Item], Result], items: Iterable[Item]) -> Iterable[Result]:
     if workers < 2:
         return map(do, items)
+    from concurrent.futures import ThreadPoolExecutor  # imported only where files are read in parallel
+
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(do, items))
 

@@ -178,7 +178,7 @@ class _Cursor:
     def __init__(self, source: ByteSource) -> None:
         self.source = source
         self.at = 0
-        self._piece = b""
+        self._piece = bytearray()
         self._start = 0
         self._next = FIRST_PIECE
 
@@ -202,7 +202,7 @@ class _Cursor:
         """The next `nbytes`, which the caller has limited, and move behind them."""
         begin = self._here(nbytes, what)
         self.at += nbytes
-        return self._piece[begin : begin + nbytes]
+        return bytes(self._piece[begin : begin + nbytes])
 
     def skip(self, nbytes: int, what: str) -> None:
         """Move behind the next `nbytes` without reading them."""
@@ -225,13 +225,14 @@ class _Cursor:
         begin = self.at - self._start
         if begin + nbytes > len(self._piece):
             length = min(max(nbytes, self._next), self.source.size - self.at)
-            self._piece, self._start = self.source.read_at(self.at, length), self.at
+            self._piece, self._start = bytearray(length), self.at
+            self.source.read_into(self.at, memoryview(self._piece))
             self._next = min(4 * self._next, LARGEST_PIECE)
             return 0
         return begin
 
 
-def _pass_over(piece: bytes, at: int, count: int) -> tuple[int, int]:
+def _pass_over(piece: bytearray, at: int, count: int) -> tuple[int, int]:
     """The number of texts, up to `count`, whose lengths stand in the piece from `at` on, and the end of the last."""
     passed = 0
     if sys.byteorder == "big":
