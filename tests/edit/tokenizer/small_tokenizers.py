@@ -17,7 +17,7 @@ from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.edit.tokenizer import (
     CorpusCount,
     PrunedFiles,
-    Tokenizer,
+    StoredTokenizer,
     TokenSelection,
     check_split,
     count_tokens,
@@ -41,7 +41,7 @@ LETTERS = "abcé日🪢"
 class Pruned:
     """A tokenizer before and after, as Bowline and the library see it."""
 
-    tokenizer: Tokenizer
+    tokenizer: StoredTokenizer
     corpus: CorpusCount
     selection: TokenSelection
     files: PrunedFiles

@@ -10,12 +10,12 @@ import pytest
 import tokenizers
 
 from bowline.checkpoint.places.local_directory import LocalDirectory
-from bowline.edit.tokenizer import Reason, Tokenizer, read_tokenizer, select_tokens, token_map, token_texts
+from bowline.edit.tokenizer import Reason, StoredTokenizer, read_tokenizer, select_tokens, token_map, token_texts
 from bowline.errors import UsageError
 from tests.edit.tokenizer.small_tokenizers import BYTES, TRAINED, byte_fallback, byte_level, pruned, wordpiece
 
 
-def tokenizer_of(content: str, tmp_path: Path) -> Tokenizer:
+def tokenizer_of(content: str, tmp_path: Path) -> StoredTokenizer:
     (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
     return read_tokenizer(LocalDirectory(tmp_path))
 

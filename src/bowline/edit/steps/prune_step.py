@@ -12,7 +12,7 @@ from bowline.edit.draft import Check, Draft, DraftFiles
 from bowline.edit.row_selection import RowSelection, named_ids, vocabulary_of, with_rows
 from bowline.edit.tokenizer import (
     CorpusCount,
-    Tokenizer,
+    StoredTokenizer,
     TokenSelection,
     check_prunable,
     check_split,
@@ -84,7 +84,7 @@ class PruneStep:
         check = self._check(tokenizer, selection)
         return replace(edited.with_notes(*notes), checks=(*edited.checks, check))
 
-    def _check(self, tokenizer: Tokenizer, selection: TokenSelection) -> Check:
+    def _check(self, tokenizer: StoredTokenizer, selection: TokenSelection) -> Check:
         def splits_alike(files: FileSet) -> str:
             found = check_split(tokenizer, files.read(TOKENIZER), selection, self.corpus)
             if found.difference is not None:
@@ -103,7 +103,7 @@ class PruneStep:
 
 
 def _report(
-    tokenizer: Tokenizer, selection: TokenSelection, counted: CorpusCount | None, vocabulary: StoredVocabulary
+    tokenizer: StoredTokenizer, selection: TokenSelection, counted: CorpusCount | None, vocabulary: StoredVocabulary
 ) -> Iterator[str]:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in selection.counts.items())
     yield f"{len(selection.kept):,} of {vocabulary.size:,} rows stay: {reasons}"

@@ -9,15 +9,15 @@ stay, to exactly the mapped ids; other text is spelled by smaller tokens. `check
 
 from __future__ import annotations
 
-from bowline.edit.tokenizer.corpus import CorpusCount, count_tokens
 from bowline.edit.tokenizer.merge_closure import MergeClosure, by_merges, by_scores
 from bowline.edit.tokenizer.obstacles import check_prunable
 from bowline.edit.tokenizer.pruned_files import PrunedFiles, rewritten_files
 from bowline.edit.tokenizer.selection import Reason, TokenSelection, select_tokens, token_map, token_texts
 from bowline.edit.tokenizer.split_check import SplitCheck, check_split
+from bowline.edit.tokenizer.stored_tokenizer import Kind, StoredTokenizer, read_tokenizer
 from bowline.edit.tokenizer.token_addition import TokenAddition, added_tokens, pieces
+from bowline.edit.tokenizer.token_counts import CorpusCount, count_tokens
 from bowline.edit.tokenizer.token_list import keep_file, read_token_list
-from bowline.edit.tokenizer.tokenizer import Kind, Tokenizer, read_tokenizer
 
 __all__ = [
     "CorpusCount",
@@ -28,7 +28,7 @@ __all__ = [
     "SplitCheck",
     "TokenAddition",
     "TokenSelection",
-    "Tokenizer",
+    "StoredTokenizer",
     "added_tokens",
     "by_merges",
     "by_scores",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bowline.edit.tokenizer.tokenizer import BYTE_PIECES, Kind, Tokenizer
+from bowline.edit.tokenizer.stored_tokenizer import BYTE_PIECES, Kind, StoredTokenizer
 
 __all__ = ["BYTE_LETTERS", "byte_alphabet", "byte_pieces", "characters", "unspelled"]
 
@@ -15,20 +15,20 @@ BYTE_LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + at) f
 """The letter that stands for each byte in a byte-level vocabulary (GPT-2, 2019)."""
 
 
-def byte_alphabet(tokenizer: Tokenizer) -> Iterator[int]:
+def byte_alphabet(tokenizer: StoredTokenizer) -> Iterator[int]:
     """The ids of the letters that stand for bytes, in a byte-level tokenizer."""
     if tokenizer.kind is Kind.BYTE_LEVEL_BPE:
         for letter in BYTE_LETTERS.values():
             yield from (tokenizer.ids[form] for form in _forms(letter, tokenizer) if form in tokenizer.ids)
 
 
-def byte_pieces(tokenizer: Tokenizer) -> Iterator[int]:
+def byte_pieces(tokenizer: StoredTokenizer) -> Iterator[int]:
     """The ids of the pieces `<0x00>` to `<0xFF>` that stand for the bytes of a character that is not a token."""
     if tokenizer.model.get("byte_fallback") is True:
         yield from (tokenizer.ids[piece] for piece in BYTE_PIECES if piece in tokenizer.ids)
 
 
-def characters(tokenizer: Tokenizer) -> Iterator[int]:
+def characters(tokenizer: StoredTokenizer) -> Iterator[int]:
     """The ids of single characters that must stay so that no text becomes unknown.
 
     Where a character can fall back to bytes, these are only the characters that the tokenizer's steps put in place of
@@ -48,7 +48,7 @@ def characters(tokenizer: Tokenizer) -> Iterator[int]:
             yield number
 
 
-def unspelled(tokenizer: Tokenizer) -> Iterator[int]:
+def unspelled(tokenizer: StoredTokenizer) -> Iterator[int]:
     """The ids of tokens with a character that is no token by itself: without these tokens it would become unknown."""
     if tokenizer.decodes_bytes or tokenizer.kind in (Kind.BYTE_LEVEL_BPE, Kind.WORDLEVEL):
         return
@@ -66,7 +66,7 @@ def unspelled(tokenizer: Tokenizer) -> Iterator[int]:
             yield number
 
 
-def _forms(character: str, tokenizer: Tokenizer) -> set[str]:
+def _forms(character: str, tokenizer: StoredTokenizer) -> set[str]:
     """How a character stands in the vocabulary: alone, and with the marks of its place in a word."""
     prefix, suffix = tokenizer.prefix, tokenizer.suffix
     return {character, prefix + character, character + suffix, prefix + character + suffix}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bowline.checkpoint.formats.strict_json import shown
-from bowline.edit.tokenizer.tokenizer import TOKENIZER, Tokenizer
+from bowline.edit.tokenizer.stored_tokenizer import TOKENIZER, StoredTokenizer
 from bowline.errors import FormatError, UsageError, how_to_install
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def load(data: bytes) -> tokenizers.Tokenizer:
     return backend
 
 
-def load_checked(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+def load_checked(tokenizer: StoredTokenizer) -> tokenizers.Tokenizer:
     """The library's tokenizer, with a split that is a function of the text and with the ids that the file states.
 
     Raises:

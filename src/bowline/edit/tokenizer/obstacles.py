@@ -8,7 +8,7 @@ from typing import Any
 
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.checkpoint.places.file_set import FileSet
-from bowline.edit.tokenizer.tokenizer import SETTINGS, TOKENIZER, Tokenizer, read_json_object
+from bowline.edit.tokenizer.stored_tokenizer import SETTINGS, TOKENIZER, StoredTokenizer, read_json_object
 from bowline.errors import FormatError, UsageError
 
 __all__ = ["check_prunable"]
@@ -16,7 +16,7 @@ __all__ = ["check_prunable"]
 _NAMED_ID = re.compile(r"\w*token_ids?\b")
 
 
-def check_prunable(files: FileSet, tokenizer: Tokenizer) -> None:
+def check_prunable(files: FileSet, tokenizer: StoredTokenizer) -> None:
     """Refuse a tokenizer that cannot be pruned so that its files still agree.
 
     Raises:

@@ -12,7 +12,14 @@ from bowline.edit.tokenizer.id_places import settings_with, tokenizer_with
 from bowline.edit.tokenizer.json_style import written_like
 from bowline.edit.tokenizer.obstacles import check_prunable
 from bowline.edit.tokenizer.selection import TokenSelection
-from bowline.edit.tokenizer.tokenizer import ADDED, RESAVE, SETTINGS, TOKENIZER, Tokenizer, read_json_object
+from bowline.edit.tokenizer.stored_tokenizer import (
+    ADDED,
+    RESAVE,
+    SETTINGS,
+    TOKENIZER,
+    StoredTokenizer,
+    read_json_object,
+)
 from bowline.errors import FormatError, UsageError
 from bowline.wording import listed
 
@@ -31,7 +38,7 @@ class PrunedFiles:
     notes: tuple[str, ...]
 
 
-def rewritten_files(files: FileSet, tokenizer: Tokenizer, selection: TokenSelection) -> PrunedFiles:
+def rewritten_files(files: FileSet, tokenizer: StoredTokenizer, selection: TokenSelection) -> PrunedFiles:
     """The tokenizer's files with the selected tokens under their new ids.
 
     These are `tokenizer.json`, `tokenizer_config.json`, `added_tokens.json`, `vocab.json`, `merges.txt` and
@@ -70,7 +77,7 @@ def rewritten_files(files: FileSet, tokenizer: Tokenizer, selection: TokenSelect
     return PrunedFiles(files=changed, notes=tuple(_notes(stale, selection, tokenizer)))
 
 
-def pruned_tokenizer(tokenizer: Tokenizer, selection: TokenSelection) -> bytes:
+def pruned_tokenizer(tokenizer: StoredTokenizer, selection: TokenSelection) -> bytes:
     """The content of the new `tokenizer.json`."""
     content = tokenizer_with(tokenizer.content, lambda number, place: selection.new_id(number))
     model = dict(tokenizer.model)
@@ -95,14 +102,16 @@ def _renumbered(vocabulary: Mapping[str, int], selection: TokenSelection) -> dic
     return {text: remap[old] for text, old in vocabulary.items() if remap[old] >= 0}
 
 
-def _pruned_vocabulary(content: Mapping[str, Any], tokenizer: Tokenizer, selection: TokenSelection) -> dict[str, int]:
+def _pruned_vocabulary(
+    content: Mapping[str, Any], tokenizer: StoredTokenizer, selection: TokenSelection
+) -> dict[str, int]:
     for text, number in content.items():
         if tokenizer.ids.get(text) != number:
             raise _differs(VOCABULARY, text, number, tokenizer)
     return _renumbered(content, selection)
 
 
-def _pruned_merges(data: bytes, tokenizer: Tokenizer, selection: TokenSelection) -> bytes:
+def _pruned_merges(data: bytes, tokenizer: StoredTokenizer, selection: TokenSelection) -> bytes:
     """The lines of `merges.txt` whose merges stay; its first line can be a version."""
     known = set(tokenizer.merges)
     kept = {tokenizer.merges[rank] for rank in selection.merges.tolist()}
@@ -118,7 +127,7 @@ def _pruned_merges(data: bytes, tokenizer: Tokenizer, selection: TokenSelection)
     return "\n".join(lines).encode("utf-8")
 
 
-def _pruned_lines(data: bytes, tokenizer: Tokenizer, selection: TokenSelection) -> bytes:
+def _pruned_lines(data: bytes, tokenizer: StoredTokenizer, selection: TokenSelection) -> bytes:
     """The lines of `vocab.txt`, whose numbers are the ids, with the tokens that stay."""
     text = _text(data, LINES)
     lines = text.removesuffix("\n").split("\n")
@@ -136,13 +145,13 @@ def _text(data: bytes, name: str) -> str:
         raise FormatError(f"{name}: not UTF-8 at byte {error.start}", help="fetch the file again") from None
 
 
-def _differs(name: str, text: str, number: Any, tokenizer: Tokenizer) -> FormatError:
+def _differs(name: str, text: str, number: Any, tokenizer: StoredTokenizer) -> FormatError:
     theirs = tokenizer.ids.get(text)
     seen = "does not have it" if theirs is None else f"gives it {theirs}"
     return FormatError(f"{name}: the token {shown(text)} has the id {shown(number)}, {TOKENIZER} {seen}", help=RESAVE)
 
 
-def _notes(stale: list[str], selection: TokenSelection, tokenizer: Tokenizer) -> Iterator[str]:
+def _notes(stale: list[str], selection: TokenSelection, tokenizer: StoredTokenizer) -> Iterator[str]:
     if stale:
         yield (
             f"{listed(stale, 3)} holds the old ids and is removed; tokenizers that read only this file "

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bowline.edit.tokenizer.alphabet import BYTE_LETTERS, byte_alphabet, byte_pieces, characters, unspelled
-from bowline.edit.tokenizer.corpus import CorpusCount
 from bowline.edit.tokenizer.merge_closure import by_merges
-from bowline.edit.tokenizer.tokenizer import Kind, Tokenizer
+from bowline.edit.tokenizer.stored_tokenizer import Kind, StoredTokenizer
+from bowline.edit.tokenizer.token_counts import CorpusCount
 from bowline.errors import UsageError
 
 __all__ = ["Reason", "TokenSelection", "select_tokens", "token_map", "token_texts"]
@@ -63,7 +63,7 @@ class TokenSelection:
 
 
 def select_tokens(
-    tokenizer: Tokenizer,
+    tokenizer: StoredTokenizer,
     *,
     corpus: CorpusCount | None = None,
     listed: Iterable[int] = (),
@@ -140,7 +140,7 @@ def token_map(selection: TokenSelection) -> bytes:
     return f"{{\n{lines}\n}}\n".encode("ascii")
 
 
-def token_texts(tokenizer: Tokenizer) -> Mapping[int, str]:
+def token_texts(tokenizer: StoredTokenizer) -> Mapping[int, str]:
     """What each token stands for, by id: bytes decoded, the mark of a space as a space.
 
     A byte-level token that is not whole UTF-8 characters is left out.
@@ -160,7 +160,7 @@ def token_texts(tokenizer: Tokenizer) -> Mapping[int, str]:
     return found
 
 
-def _matching(tokenizer: Tokenizer, pattern: str) -> list[int]:
+def _matching(tokenizer: StoredTokenizer, pattern: str) -> list[int]:
     try:
         search = re.compile(pattern).search
     except re.error as error:

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from bowline.auditing.progress import Progress
 from bowline.checkpoint.formats.strict_json import shown
-from bowline.edit.tokenizer.corpus import batches
 from bowline.edit.tokenizer.library import load, load_checked
 from bowline.edit.tokenizer.selection import TokenSelection
-from bowline.edit.tokenizer.tokenizer import Tokenizer
+from bowline.edit.tokenizer.stored_tokenizer import StoredTokenizer
+from bowline.edit.tokenizer.token_counts import batches
 
 __all__ = ["SplitCheck", "check_split"]
 
@@ -30,7 +30,7 @@ class SplitCheck:
 
 
 def check_split(
-    tokenizer: Tokenizer,
+    tokenizer: StoredTokenizer,
     pruned: bytes,
     selection: TokenSelection,
     paths: Sequence[Path] = (),

@@ -13,7 +13,7 @@ from bowline.checkpoint.formats.strict_json import shown
 from bowline.checkpoint.places.file_set import FileSet
 from bowline.edit.tokenizer.json_style import written_like
 from bowline.edit.tokenizer.library import check_ids, load, load_checked
-from bowline.edit.tokenizer.tokenizer import ADDED, SETTINGS, TOKENIZER, Tokenizer, read_json_object
+from bowline.edit.tokenizer.stored_tokenizer import ADDED, SETTINGS, TOKENIZER, StoredTokenizer, read_json_object
 from bowline.errors import UsageError
 
 __all__ = ["TokenAddition", "added_tokens", "pieces"]
@@ -27,7 +27,7 @@ class TokenAddition:
     ids: Mapping[str, int]
 
 
-def added_tokens(files: FileSet, tokenizer: Tokenizer, texts: Sequence[str]) -> TokenAddition:
+def added_tokens(files: FileSet, tokenizer: StoredTokenizer, texts: Sequence[str]) -> TokenAddition:
     """Add tokens that stand for exactly their text wherever it occurs, after the last token.
 
     The entries go into `tokenizer.json`, and into `added_tokens_decoder` and `added_tokens.json` where they are.
@@ -68,7 +68,7 @@ def added_tokens(files: FileSet, tokenizer: Tokenizer, texts: Sequence[str]) -> 
     return TokenAddition(files=changed, ids=ids)
 
 
-def pieces(tokenizer: Tokenizer, texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
+def pieces(tokenizer: StoredTokenizer, texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
     """The ids of each text under the tokenizer, without the special tokens that frame a text."""
     backend = load_checked(tokenizer)
     encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)

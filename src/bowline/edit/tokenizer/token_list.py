@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bowline.checkpoint.formats.strict_json import shown
-from bowline.edit.tokenizer.tokenizer import Tokenizer
+from bowline.edit.tokenizer.stored_tokenizer import StoredTokenizer
 from bowline.errors import UsageError
 
 __all__ = ["keep_file", "read_token_list"]
@@ -26,7 +26,7 @@ def read_token_list(path: Path) -> list[str]:
     return [text for _, text in _lines(path)]
 
 
-def keep_file(tokenizer: Tokenizer, path: Path) -> list[int]:
+def keep_file(tokenizer: StoredTokenizer, path: Path) -> list[int]:
     """The ids of the tokens that a file names, one a line, as in the vocabulary (`Ġthe`, `##ing`).
 
     A line in double quotes is a JSON string. A line that is not a token, but a whole number, is an id.

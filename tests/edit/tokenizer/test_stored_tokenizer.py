@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bowline.checkpoint.places.local_directory import LocalDirectory
-from bowline.edit.tokenizer import Kind, Tokenizer, count_tokens, read_tokenizer, rewritten_files, select_tokens
+from bowline.edit.tokenizer import Kind, StoredTokenizer, count_tokens, read_tokenizer, rewritten_files, select_tokens
 from bowline.errors import BowlineError, FormatError, UsageError
 from tests.edit.tokenizer.small_tokenizers import TRAINED, byte_level, unigram
 
 
-def read(content: Any, place: Path) -> Tokenizer:
+def read(content: Any, place: Path) -> StoredTokenizer:
     (place / "tokenizer.json").write_text(
         content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
     )

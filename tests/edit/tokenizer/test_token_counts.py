@@ -10,18 +10,18 @@ import tokenizers
 
 from bowline.auditing.progress import Progress
 from bowline.checkpoint.places.local_directory import LocalDirectory
-from bowline.edit.tokenizer import Tokenizer, corpus, count_tokens, read_tokenizer
+from bowline.edit.tokenizer import StoredTokenizer, count_tokens, read_tokenizer, token_counts
 from bowline.errors import UsageError
 from tests.edit.tokenizer.small_tokenizers import byte_level, pruned, wordpiece
 
 
 @pytest.fixture
-def tokenizer(tmp_path: Path) -> Tokenizer:
+def tokenizer(tmp_path: Path) -> StoredTokenizer:
     (tmp_path / "tokenizer.json").write_text(byte_level(), encoding="utf-8")
     return read_tokenizer(LocalDirectory(tmp_path))
 
 
-def test_counts_are_those_of_the_library(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_counts_are_those_of_the_library(tokenizer: StoredTokenizer, tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.write_bytes(b"the rope\r\n")
     second.write_bytes("größer".encode())
@@ -36,14 +36,14 @@ def test_counts_are_those_of_the_library(tokenizer: Tokenizer, tmp_path: Path) -
 
 @pytest.mark.parametrize("text", ["line\n" * 40, "größer" * 40, "ab\n" + "🪢" * 50, "\n" * 64])
 def test_a_long_file_is_cut_after_lines_or_characters(
-    text: str, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, tokenizer: StoredTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 32)
-    monkeypatch.setattr(corpus, "BATCH_BYTES", 70)
+    monkeypatch.setattr(token_counts, "LONGEST_DOCUMENT", 32)
+    monkeypatch.setattr(token_counts, "BATCH_BYTES", 70)
     path = tmp_path / "long"
     path.write_bytes(text.encode())
     progress = _Seen()
-    documents = [document for batch in corpus.batches([path], progress) for document in batch]
+    documents = [document for batch in token_counts.batches([path], progress) for document in batch]
     assert "".join(document.text for document in documents) == text
     assert all(document.nbytes <= 32 for document in documents)
     assert [document.start for document in documents] == np.cumsum(
@@ -56,7 +56,7 @@ def test_a_long_file_is_cut_after_lines_or_characters(
     assert count_tokens(tokenizer, [path]).documents == len(documents)
 
 
-def test_files_that_are_no_text_are_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_files_that_are_no_text_are_named(tokenizer: StoredTokenizer, tmp_path: Path) -> None:
     empty, binary = tmp_path / "empty", tmp_path / "binary"
     empty.write_bytes(b"")
     binary.write_bytes(b"ab\xff")

@@ -16,7 +16,7 @@ from bowline.checkpoint.places.file_set import FileSet
 from bowline.edit.tokenizer.id_places import REPAIR, settings_with, token_id, tokenizer_with
 from bowline.errors import FormatError, UsageError
 
-__all__ = ["Kind", "Tokenizer", "read_json_object", "read_tokenizer"]
+__all__ = ["Kind", "StoredTokenizer", "read_json_object", "read_tokenizer"]
 
 TOKENIZER, SETTINGS, SPECIAL, ADDED = (
     "tokenizer.json",
@@ -50,7 +50,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tokenizer:
+class StoredTokenizer:
     """A tokenizer as `tokenizer.json` describes it, checked."""
 
     data: bytes
@@ -93,7 +93,7 @@ class Tokenizer:
         return falls_back and has_type(self.content.get("decoder"), "ByteFallback")
 
 
-def read_tokenizer(files: FileSet) -> Tokenizer:
+def read_tokenizer(files: FileSet) -> StoredTokenizer:
     """Read `tokenizer.json` and what the files beside it say about its tokens.
 
     Raises:
@@ -131,7 +131,7 @@ def read_tokenizer(files: FileSet) -> Tokenizer:
             )
         if ids[text] not in added:
             named.setdefault(ids[text], place)
-    return Tokenizer(
+    return StoredTokenizer(
         data=data,
         content=content,
         kind=kind,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from bowline.auditing.progress import Progress
 from bowline.edit.tokenizer.library import load_checked
-from bowline.edit.tokenizer.tokenizer import Kind, Tokenizer
+from bowline.edit.tokenizer.stored_tokenizer import Kind, StoredTokenizer
 from bowline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Document:
         return f"{self.path}, from byte {self.start}" if self.start else f"{self.path}"
 
 
-def count_tokens(tokenizer: Tokenizer, paths: Sequence[Path], progress: Progress | None = None) -> CorpusCount:
+def count_tokens(tokenizer: StoredTokenizer, paths: Sequence[Path], progress: Progress | None = None) -> CorpusCount:
     """Split each file with the real tokenizer and count its tokens; special tokens that frame a text do not count.
 
     Arguments:
@@ -171,7 +171,7 @@ def _cut(data: bytes) -> int:
 class _UnknownWords:
     """Collects the WordPiece tokens that are tried on a word before a part of it turns out to be unknown."""
 
-    def __init__(self, tokenizer: Tokenizer, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: StoredTokenizer, backend: tokenizers.Tokenizer) -> None:
         self.tried: set[int] = set()
         self.seen: set[str] = set()
         self.ids, self.prefix = tokenizer.ids, tokenizer.prefix
