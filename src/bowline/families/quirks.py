@@ -78,6 +78,10 @@ class Quirks:
     """In transformers 4 the forward pass multiplies looked-up embeddings by the square root of `hidden_size`."""
     prompt_rows: bool = False
     """Other keys of the config say how many rows the table has past the vocabulary."""
+    ties_beside: Mapping[str, str] = field(default_factory=dict)
+    """Tensors without a vocabulary axis that the flag ties as well: target to source."""
+    shares_layers: bool = False
+    """The flag also ties whole layers, of an encoder and a decoder or of positions."""
     accepted_flags: frozenset[FlagValue] = frozenset()
     """Stated values of `tie_word_embeddings`, neither true nor false, that the config of transformers 5.23 takes."""
 
@@ -137,8 +141,8 @@ BY_FAMILY: Mapping[str, Quirks] = {
     "mt5": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.NEVER}),
     # 4 as above. 5: forward still asks the flag, and the config keeps what it is given.
     "switch_transformers": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.FLAG}),
-    # 4 as above. 5: forward still asks the flag, and the config makes it true.
-    "udop": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.NOTHING}),
+    # 4 as above. 5: forward still asks the flag, and the config makes it true. (Udop ties its patches and biases, too.)
+    "udop": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.NOTHING}, shares_layers=True),
     "umt5": Quirks(scaled_by={4: ScaledBy.FLAG, 5: ScaledBy.NOTHING}, accepted_flags=ANY_VALUE),
     # 5.23: the config sets the flag itself and does not look at the one that it is given.
     "csm": Quirks(accepted_flags=ANY_VALUE),
@@ -155,6 +159,10 @@ BY_FAMILY: Mapping[str, Quirks] = {
     # 4: normalizer in GemmaModel.forward and Gemma2Model.forward; 5 has a table that multiplies.
     "gemma": Quirks(root_width_scale=True),
     "gemma2": Quirks(root_width_scale=True),
+    # NeoMME's head is factorised: the flag ties both factors, the second of them width x rank.
+    "neomme": Quirks(ties_beside={"unembedding_projection.weight": "model.embed_tokens.embedding_projection.weight"}),
+    # DiffusionGemma's encoder and decoder are the same layers.
+    "diffusion_gemma": Quirks(shares_layers=True),
     # CPM-Ant's table has rows for prompts: prompt_types * prompt_length.
     "cpmant": Quirks(prompt_rows=True),
     # The tables of these classes are built from keys other than the family's vocab_size.

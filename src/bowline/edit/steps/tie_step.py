@@ -16,6 +16,7 @@ from bowline.edit.head_scale import scale_when_tied, scaled_source
 from bowline.edit.row_selection import refuse_quantised
 from bowline.errors import TieError
 from bowline.families.flag_paths import flag_paths
+from bowline.families.quirks import quirks_of
 from bowline.families.transformers_table import lookup
 from bowline.tie import Tie
 
@@ -59,6 +60,8 @@ class TieStep:
                 carried, edited = True, edited.without(tie.target)
             else:
                 edited = self._tied(draft, edited, tie, declaration.head)
+        for target, source in quirks_of(declaration.family).ties_beside.items():
+            edited = self._tied(draft, edited, Tie(target, source), declaration.head)
         return scale_when_tied(draft, edited, carried=carried)
 
     def _carries_scale(self, draft: Draft, tie: Tie) -> bool:
