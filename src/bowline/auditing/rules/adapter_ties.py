@@ -5,7 +5,7 @@ PEFT's merges were run, in the versions that `adapter_merge` names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bowline.auditing.adapter_evidence import AdapterDelta, AdapterEvidence, DeltaKind, End, Merge
 from bowline.auditing.adapter_merge import PEFT, PEFT_RUN, PEFTS_NAMES, nests
@@ -44,7 +44,7 @@ def adapter_on_one_end(evidence: AdapterEvidence) -> Iterator[Observation]:
                 f"({evidence.base.others(delta.place.module)}) has none: PEFT's merge ({PEFT_RUN}) changes every end"
             ),
             help=_way_out(evidence),
-            tensors=_names(delta),
+            tensors=_names([delta]),
             file=evidence.adapter.file,
         )
 
@@ -78,7 +78,7 @@ def separate_deltas(evidence: AdapterEvidence) -> Iterator[Observation]:
         message=f"{each} share one matrix and are trained separately{unknown}: PEFT's merge ({PEFT_RUN}) writes all of "
         "them into it",
         help=_way_out(evidence),
-        tensors=tuple(name for delta in evidence.loaded for name in _names(delta)),
+        tensors=_names(evidence.loaded),
         file=evidence.adapter.file,
     )
 
@@ -100,12 +100,12 @@ def delta_merged_twice(evidence: AdapterEvidence) -> Iterator[Observation]:
     """
     if evidence.base.tied and evidence.alike and {delta.kind for delta in evidence.loaded} == {DeltaKind.LORA}:
         delta = evidence.loaded[0]
-        ends = joined([each.place.module for each in evidence.loaded])
+        ends = _modules(evidence.loaded)
         yield Observation(
             message=f"{ends} share one matrix and carry one {delta}: PEFT's merge ({PEFT_RUN}) adds it "
             f"{'twice' if len(evidence.loaded) == 2 else f'{len(evidence.loaded)} times'}",
             help="merge with bowline.nn.merge_lora(model), which adds it once and keeps the tie",
-            tensors=tuple(name for each in evidence.loaded for name in _names(each)),
+            tensors=_names(evidence.loaded),
             file=evidence.adapter.file,
         )
 
@@ -135,14 +135,14 @@ def saved_copy_unties(evidence: AdapterEvidence) -> Iterator[Observation]:
     if not evidence.base.tied or not copies or peft is None or peft.tie_stays is not False:
         return
     yield Observation(
-        message=f"{joined([delta.place.module for delta in copies])} of a tied base {_has(copies)} a trained copy: "
+        message=f"{_modules(copies)} of a tied base {_has(copies)} a trained copy: "
         f"merged by PEFT ({PEFT_RUN}), {peft.text}",
         help=(
             "nothing is wrong if the ends are meant to part; to keep one matrix, train with ensure_weight_tying=True"
             if peft.exact
             else 'merge with bowline.nn.merge_lora(model, on_tie="untie") and save with bowline.nn.save_checkpoint'
         ),
-        tensors=tuple(name for delta in copies for name in _names(delta)),
+        tensors=_names(copies),
         file=evidence.adapter.file,
         severity=None if peft.exact else Severity.ERROR,
     )
@@ -174,7 +174,7 @@ def rows_at_one_end(evidence: AdapterEvidence) -> Iterator[Observation]:
                 "them into the shared matrix"
             ),
             help=f"{MERGE_LORA}; or train with trainable_token_indices=[...], which trains the rows for every end",
-            tensors=_names(delta),
+            tensors=_names([delta]),
             file=evidence.adapter.file,
         )
 
@@ -203,7 +203,7 @@ def rows_without_bias(evidence: AdapterEvidence) -> Iterator[Observation]:
                 message=f"{delta.place.module} has {delta}, and the head has a bias: PEFT ({PEFT_RUN}) computes "
                 "without the bias while the adapter is on",
                 help="train with modules_to_save or LoRA instead of trainable_token_indices",
-                tensors=_names(delta),
+                tensors=_names([delta]),
                 file=evidence.adapter.file,
             )
             return
@@ -230,7 +230,7 @@ def unused_embedding(evidence: AdapterEvidence) -> Iterator[Observation]:
                 message=f"{delta.place.module} has {delta}, but encoder and decoder look tokens up in embed_tokens of "
                 "their own: it has no effect before it is merged",
                 help="name embed_tokens in the config instead, and train again",
-                tensors=_names(delta),
+                tensors=_names([delta]),
                 file=evidence.adapter.file,
             )
 
@@ -249,12 +249,12 @@ def tie_not_known(evidence: AdapterEvidence) -> Iterator[Observation]:
     Fix: `bowline audit ADAPTER --base BASE`, with a directory or a name on the Hub.
     """
     if evidence.base.tied is None and evidence.deltas:
-        modules = joined([delta.place.module for delta in evidence.deltas])
+        modules = _modules(evidence.deltas)
         yield Observation(
             message=f"{modules} {_has(evidence.deltas)} an adapter, and whether the base is tied is not known: "
             f"{evidence.base.reason}",
             help="give the base model with --base",
-            tensors=tuple(name for delta in evidence.deltas for name in _names(delta)),
+            tensors=_names(evidence.deltas),
             file=evidence.adapter.file,
         )
 
@@ -274,12 +274,12 @@ def merge_not_known(evidence: AdapterEvidence) -> Iterator[Observation]:
     """
     peft = _peft(evidence)
     if evidence.base.tied and evidence.loaded and peft is not None and peft.exact is None:
-        what = joined([f"{delta.place.module} has {delta}" for delta in evidence.loaded])
+        what = _listed(evidence.loaded)
         yield Observation(
             message=f"the base is tied and {what} ({evidence.adapter.config.peft_type}): what PEFT's merge makes of it "
             "was not run",
             help="merge a copy, and compare its logits with those of the adapter model",
-            tensors=tuple(name for delta in evidence.loaded for name in _names(delta)),
+            tensors=_names(evidence.loaded),
             file=evidence.adapter.file,
         )
 
@@ -299,12 +299,12 @@ def adapter_in_adapter(evidence: AdapterEvidence) -> Iterator[Observation]:
     Fix: leave the head out of `target_modules`, and train again.
     """
     if evidence.base.tied and nests(evidence.base, evidence.loaded):
-        each = joined([f"{delta.place.module} has {delta}" for delta in evidence.loaded])
+        each = _listed(evidence.loaded)
         yield Observation(
             message=f"{each}, and the rows count for every end of the tie: PEFT's merge ({PEFT_RUN}) loses one of the "
             "two",
             help="leave the head out of target_modules, and train again",
-            tensors=tuple(name for delta in evidence.loaded for name in _names(delta)),
+            tensors=_names(evidence.loaded),
             file=evidence.adapter.file,
         )
 
@@ -320,9 +320,18 @@ def _way_out(evidence: AdapterEvidence) -> str:
     return MERGE_LORA + (ONE_FOR_BOTH if again else "")
 
 
-def _names(delta: AdapterDelta) -> tuple[str, ...]:
-    return tuple(tensor.name for tensor in delta.tensors)
+def _names(deltas: Sequence[AdapterDelta]) -> tuple[str, ...]:
+    """The adapter's tensors of these deltas."""
+    return tuple(tensor.name for delta in deltas for tensor in delta.tensors)
 
 
-def _has(deltas: object) -> str:
-    return "has" if isinstance(deltas, list | tuple) and len(deltas) == 1 else "have"
+def _modules(deltas: Sequence[AdapterDelta]) -> str:
+    return joined([delta.place.module for delta in deltas])
+
+
+def _listed(deltas: Sequence[AdapterDelta]) -> str:
+    return joined([f"{delta.place.module} has {delta}" for delta in deltas])
+
+
+def _has(deltas: Sequence[AdapterDelta]) -> str:
+    return "has" if len(deltas) == 1 else "have"

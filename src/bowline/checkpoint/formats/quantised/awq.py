@@ -8,7 +8,6 @@ in bits `4 * ORDER[i]` and the three above. `weight = scale * (code - zero)`.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from bowline.checkpoint.formats.quantised.quantised_weight import (
     DequantisedRows,
@@ -26,13 +25,11 @@ from bowline.checkpoint.formats.quantised.shape_checks import (
     group_size,
     groups_in_words,
     number_in,
+    transposed_rows,
     two_axes,
-    unpack_words,
+    unpack_columns,
 )
 from bowline.checkpoint.formats.strict_json import shown
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 __all__ = ["awq"]
 
@@ -73,16 +70,6 @@ def awq(facts: Facts) -> QuantisedWeight | None:
 def _rows(parts: Parts, start: int, stop: int, *, size: int, rounding: float) -> DequantisedRows:
     import numpy as np
 
-    first = start // IN_WORD
-    words, own = slice(first, -(-stop // IN_WORD)), slice(start - first * IN_WORD, stop - first * IN_WORD)
-
-    def unpacked(role: str) -> npt.NDArray[Any]:
-        packed = parts.take(role, slice(None), words)
-        return unpack_words(packed, 4)[..., list(ORDER)].reshape(len(packed), -1)[:, own].astype(np.float32)
-
-    codes, zeros = unpacked("codes"), unpacked("zeros")
-    groups = np.arange(len(codes)) // size
-    scale = parts.floats("scales", slice(None), slice(start, stop))[groups]
-    values = scale * (codes - zeros[groups])
-    steps = np.abs(scale) + np.float32(2 * rounding) * np.abs(values)
-    return DequantisedRows(np.ascontiguousarray(values.T), np.ascontiguousarray(steps.T))
+    codes, zeros = (unpack_columns(parts, role, start, stop, 4, ORDER) for role in ("codes", "zeros"))
+    scales = parts.floats("scales", slice(None), slice(start, stop))
+    return transposed_rows(codes, zeros, scales, np.arange(len(codes)) // size, rounding)

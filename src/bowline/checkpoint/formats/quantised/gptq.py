@@ -27,7 +27,9 @@ from bowline.checkpoint.formats.quantised.shape_checks import (
     group_size,
     groups_in_words,
     number_in,
+    transposed_rows,
     two_axes,
+    unpack_columns,
     unpack_words,
 )
 from bowline.errors import FormatError
@@ -105,17 +107,11 @@ def _rows(
     codes = np.moveaxis(codes, -1, 1).reshape(-1, stop - start)  # (in, rows)
     groups = _groups(parts, len(codes), len(scales), size)
     if "zeros" in parts:
-        in_word = 32 // bits
-        first = start // in_word
-        packed = parts.take("zeros", slice(None), slice(first, -(-stop // in_word)))
-        zeros = unpack_words(packed, bits).reshape(len(scales), -1)[:, start - first * in_word : stop - first * in_word]
-        zeros = (zeros + np.uint8(offset)) & np.uint8((1 << bits) - 1)
+        stored = unpack_columns(parts, "zeros", start, stop, bits)
+        zeros = (stored + np.uint8(offset)) & np.uint8((1 << bits) - 1)
     else:
         zeros = np.full(scales.shape, 1 << (bits - 1), np.uint8)
-    scale = scales[groups]
-    values = scale * (codes.astype(np.float32) - zeros[groups].astype(np.float32))
-    steps = np.abs(scale) + np.float32(2 * rounding) * np.abs(values)
-    return DequantisedRows(np.ascontiguousarray(values.T), np.ascontiguousarray(steps.T))
+    return transposed_rows(codes, zeros, scales, groups, rounding)
 
 
 def _groups(parts: Parts, columns: int, count: int, size: int) -> npt.NDArray[np.int64]:

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from bowline.checkpoint.formats.quantised.quantised_weight import MOST_COLUMNS, MOST_ROWS, TOO_LARGE
+from bowline.checkpoint.formats.quantised.quantised_weight import (
+    MOST_COLUMNS,
+    MOST_ROWS,
+    TOO_LARGE,
+    DequantisedRows,
+    Parts,
+)
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.errors import FormatError
@@ -26,7 +32,9 @@ __all__ = [
     "group_size",
     "groups_in_words",
     "number_in",
+    "transposed_rows",
     "two_axes",
+    "unpack_columns",
     "unpack_words",
 ]
 
@@ -90,6 +98,42 @@ def unpack_words(words: npt.NDArray[Any], bits: int) -> npt.NDArray[np.uint8]:
     shifts = np.arange(0, 32 - bits + 1, bits, dtype=np.uint32)
     unsigned = np.ascontiguousarray(words).view(np.uint32)[..., None]
     return ((unsigned >> shifts) & np.uint32((1 << bits) - 1)).astype(np.uint8)
+
+
+def unpack_columns(
+    parts: Parts, role: str, start: int, stop: int, bits: int, order: Sequence[int] | None = None
+) -> npt.NDArray[np.uint8]:
+    """Columns `[start, stop)` of a matrix of codes that are packed along its second axis.
+
+    `order` gives the place of each code in its word; without it the first code has the lowest bits.
+    """
+    in_word = 32 // bits
+    first = start // in_word
+    packed = parts.take(role, slice(None), slice(first, -(-stop // in_word)))
+    codes = unpack_words(packed, bits)
+    if order is not None:
+        codes = codes[..., list(order)]
+    return codes.reshape(len(packed), -1)[:, start - first * in_word : stop - first * in_word]
+
+
+def transposed_rows(
+    codes: npt.NDArray[np.uint8],
+    zeros: npt.NDArray[np.uint8],
+    scales: Floats,
+    groups: npt.NDArray[np.int64],
+    rounding: float,
+) -> DequantisedRows:
+    """Dequantise rows whose codes are stored transposed: `weight = scale * (code - zero)`.
+
+    `codes` is `(columns, rows)`, `zeros` and `scales` are `(groups, rows)`. `groups` `(columns,)` is the group of each
+    column.
+    """
+    import numpy as np
+
+    scale = scales[groups]
+    values = scale * (codes.astype(np.float32) - zeros[groups].astype(np.float32))
+    steps = np.abs(scale) + np.float32(2 * rounding) * np.abs(values)
+    return DequantisedRows(np.ascontiguousarray(values.T), np.ascontiguousarray(steps.T))
 
 
 def _clipped(shape: Sequence[int]) -> str:
