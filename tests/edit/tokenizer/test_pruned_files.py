@@ -163,3 +163,11 @@ def test_tokens_that_the_library_numbers_otherwise_are_refused() -> None:
     content["added_tokens"].append(content["added_tokens"][0] | {"content": "<far>", "id": 1000})
     with pytest.raises(FormatError, match="the id 1000 in the file, but tokenizers gives it"):
         pruned(json.dumps(content), ["rope"])
+
+
+def test_a_line_that_vocab_txt_has_twice_has_its_last_number() -> None:
+    vocabulary = {"[UNK]": 0, "a": 2, "b": 3}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    result = pruned(backend.to_str(), ["a"], {"vocab.txt": "[UNK]\na\na\nb\n"})
+    assert result.files.files["vocab.txt"] == b"[UNK]\na\nb\n"

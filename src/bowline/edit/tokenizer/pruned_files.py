@@ -118,7 +118,7 @@ def _pruned_merges(data: bytes, tokenizer: StoredTokenizer, selection: TokenSele
     lines: list[str] = []
     for number, line in enumerate(_text(data, MERGES).split("\n")):
         left, _, right = line.rstrip("\r").partition(" ")
-        if not line.strip() or (number == 0 and line.startswith("#version")):
+        if left == "" or (number == 0 and line.startswith("#version")):
             lines.append(line)
         elif (left, right) not in known:
             raise FormatError(f"{MERGES}: line {number + 1}, {shown(line)}, is not a merge of {TOKENIZER}", help=RESAVE)
@@ -131,8 +131,9 @@ def _pruned_lines(data: bytes, tokenizer: StoredTokenizer, selection: TokenSelec
     """The lines of `vocab.txt`, whose numbers are the ids, with the tokens that stay."""
     text = _text(data, LINES)
     lines = text.removesuffix("\n").split("\n")
-    for number, line in enumerate(lines):
-        if tokenizer.ids.get(line.removesuffix("\r")) != number:
+    last = {line.removesuffix("\r"): number for number, line in enumerate(lines)}  # of a token that occurs twice
+    for line, number in last.items():
+        if tokenizer.ids.get(line) != number:
             raise _differs(LINES, line, number, tokenizer)
     kept = [lines[old] for old in selection.kept.tolist() if old < len(lines)]
     return ("\n".join(kept) + ("\n" if text.endswith("\n") else "")).encode("utf-8")
