@@ -101,7 +101,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFacts | None:
         vocabulary = read("vocab.json")
         if isinstance(vocabulary, dict):
             files.append("vocab.json")
-            ids.update(_counted(vocabulary.items()))
+            ids.update(_ids_of(vocabulary))
         elif others:
             name, first = next(iter(others.items()))
             files.append(name)
@@ -109,8 +109,8 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFacts | None:
     added = read("added_tokens.json")
     if isinstance(added, dict):
         files.append("added_tokens.json")
-        added_ids.update(number for _, number in _counted(added.items()))
-        ids.update(_counted(added.items()))
+        added_ids.update(_ids_of(added).values())
+        ids.update(_ids_of(added))
     named = read("special_tokens_map.json")
     if isinstance(named, dict):
         files.append("special_tokens_map.json")
@@ -205,17 +205,22 @@ def _tokens_of_gguf(checkpoint: Checkpoint, file: str) -> TokenizerFacts | None:
     return TokenizerFacts(ids=tokens, files=(file,), largest_id=tokens.length - 1 if tokens.length else None)
 
 
-def _ids_of_tokenizer(content: Mapping[str, Any]) -> list[tuple[str, int]]:
+def _ids_of_tokenizer(content: Mapping[str, Any]) -> dict[str, int]:
     model = content.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict):
-        ids = _counted(vocabulary.items())
+        ids = _ids_of(vocabulary)
     elif isinstance(vocabulary, list):  # Unigram: pairs of token and score, in the order of their ids
         firsts = (pair[0] if isinstance(pair, list) and pair else None for pair in vocabulary)
-        ids = [(first, position) for position, first in enumerate(firsts) if isinstance(first, str)]
+        ids = {first: position for position, first in enumerate(firsts) if isinstance(first, str)}
     else:
-        ids = []
-    return [*ids, *_added_tokens(content)]
+        ids = {}
+    return ids | dict(_added_tokens(content))
+
+
+def _ids_of(vocabulary: Mapping[str, Any]) -> dict[str, int]:
+    """The ids of a JSON object that maps tokens to them; a value that is not an id is left out."""
+    return {token: number for token, number in vocabulary.items() if type(number) is int and number >= 0}
 
 
 def _added_tokens(content: Mapping[str, Any]) -> list[tuple[str, int]]:
