@@ -165,6 +165,20 @@ texts = st.text(st.sampled_from(LETTERS + "x \n"), min_size=1, max_size=30)
 """Texts with letters that the drawn tokenizers know and one that they do not."""
 corpora = st.lists(texts, min_size=1, max_size=4)
 words = st.text(st.sampled_from(LETTERS), min_size=2, max_size=5)
+added = st.lists(
+    st.builds(
+        tokenizers.AddedToken,
+        st.sampled_from(["ab", "<x>", " b", "é"]),
+        single_word=st.booleans(),
+        lstrip=st.booleans(),
+        rstrip=st.booleans(),
+        normalized=st.booleans(),
+        special=st.booleans(),
+    ),
+    unique_by=lambda token: token.content,
+    max_size=3,
+)
+"""Added tokens, some of which are in the vocabulary too, and which match in some places only."""
 vocabularies = st.lists(words, unique=True, max_size=25)
 
 
@@ -183,7 +197,7 @@ def drawn_byte_level(draw: st.DrawFn) -> str:
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=draw(st.booleans()))
     backend.decoder = decoders.ByteLevel()
-    backend.add_tokens(draw(st.lists(st.sampled_from(["ab", "<x>", " b"]), unique=True)))
+    backend.add_tokens(draw(added))
     return backend.to_str()
 
 
@@ -248,7 +262,7 @@ def drawn_wordpiece(draw: st.DrawFn, *, complete: bool = False) -> str:
     )
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.decoder = decoders.WordPiece(cleanup=False)
-    backend.add_tokens(draw(st.lists(st.sampled_from(["ab", "<x>"]), unique=True)))
+    backend.add_tokens(draw(added))
     return backend.to_str()
 
 
@@ -266,6 +280,7 @@ def drawn_unigram(draw: st.DrawFn, *, complete: bool = False) -> str:
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence(steps)
     backend.add_special_tokens(["<unk>"])
+    backend.add_tokens(draw(added))
     return backend.to_str()
 
 
