@@ -338,6 +338,11 @@ class Checkpoint(Closing):
         source, offset = self._bytes_of(tensor)
         source.read_into(offset + start, buffer)
 
+    def extent(self, tensor: StoredTensor) -> tuple[int, int, int] | None:
+        """Where one of `tensors` lies in its open file on this machine: descriptor, offset, length; else `None`."""
+        source, offset = self._bytes_of(tensor)
+        return source.extent(offset, tensor.nbytes) if isinstance(source, LocalFile) else None
+
     def stored_bytes(self, tensor: StoredTensor, *, mapped: bool = True) -> tuple[memoryview, int]:
         """A writable buffer that holds the bytes of one of `tensors`, and the position in it where they begin.
 

@@ -9,13 +9,13 @@ imports torch, and memory does not grow with the model.
 from bowline.edit.checkpoint_edit import CheckpointEdit, EditableCheckpoint, open_checkpoint
 from bowline.edit.commit import EditReport
 from bowline.edit.history import forget, history, undo
-from bowline.edit.plan import Plan
+from bowline.edit.plan import EditPlan
 
 __all__ = [
     "CheckpointEdit",
     "EditReport",
     "EditableCheckpoint",
-    "Plan",
+    "EditPlan",
     "forget",
     "history",
     "open_checkpoint",

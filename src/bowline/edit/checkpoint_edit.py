@@ -13,7 +13,7 @@ from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.edit.commit import EditReport, commit, fingerprint
 from bowline.edit.draft import begin
-from bowline.edit.plan import Plan, plan_of
+from bowline.edit.plan import EditPlan, plan_of
 from bowline.edit.steps.cast_step import CastStep
 from bowline.edit.steps.dedupe_step import DedupeStep
 from bowline.edit.steps.resize_step import ResizeStep
@@ -102,7 +102,7 @@ class CheckpointEdit:
         """Store each tied matrix once, in safetensors; see `bowline dedupe`."""
         return self._and(DedupeStep())
 
-    def plan(self) -> Plan:
+    def plan(self) -> EditPlan:
         """What a commit would do, without writing.
 
         Raises:

@@ -19,7 +19,7 @@ from bowline.checkpoint.durable.undo_entries import MANIFEST, UNDO_DIRECTORY, Fi
 from bowline.checkpoint.formats.safetensors_writer import write_payloads
 from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.edit.history import remove_undone
-from bowline.edit.plan import Action, FilePlan, Plan, size
+from bowline.edit.plan import Action, EditPlan, FilePlan, size
 from bowline.edit.verification import verify
 from bowline.errors import CheckpointError, UsageError
 
@@ -37,7 +37,7 @@ WORTH_A_LINK = 1 << 20
 class EditReport:
     """What was done: the plan, where its result is, what was compared, and what the audit of the result says."""
 
-    plan: Plan
+    plan: EditPlan
     place: Path
     compared: int
     """Bytes of the result that were read again and compared with their source."""
@@ -75,7 +75,7 @@ def fingerprint(files: LocalDirectory) -> Fingerprint:
 
 
 def commit(
-    plan: Plan, seen: Fingerprint, destination: Path | None, *, copy: bool = False, progress: Progress | None = None
+    plan: EditPlan, seen: Fingerprint, destination: Path | None, *, copy: bool = False, progress: Progress | None = None
 ) -> EditReport:
     """Write the result to a new directory, or in place if `destination` is `None`.
 
@@ -131,11 +131,11 @@ def commit(
     )
 
 
-def _why(plan: Plan) -> str:
+def _why(plan: EditPlan) -> str:
     return "; ".join(map(str, plan.steps))
 
 
-def _cast_counts(plan: Plan) -> Iterator[str]:
+def _cast_counts(plan: EditPlan) -> Iterator[str]:
     from bowline.edit.content import Cast
 
     casts = [
@@ -155,7 +155,7 @@ def _cast_counts(plan: Plan) -> Iterator[str]:
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def _refuse_shared_files(plan: Plan, place: Path) -> None:
+def _refuse_shared_files(plan: EditPlan, place: Path) -> None:
     """Raise if a file to change is a link, or has another name: a cache's copy, which others rely on."""
     for file in plan.files:
         path = place / file.name
@@ -183,7 +183,7 @@ def _refuse_if_changed(source: LocalDirectory, seen: Fingerprint) -> None:
         )
 
 
-def _refuse_if_full(plan: Plan, place: Path, *, copies: bool) -> None:
+def _refuse_if_full(plan: EditPlan, place: Path, *, copies: bool) -> None:
     """Raise if the disk has less room than the result needs; what stays needs none where links are possible."""
     needed = plan.written + (plan.kept if copies else 0)
     above = next(parent for parent in (place, *place.absolute().parents) if parent.is_dir())
@@ -199,7 +199,7 @@ def _refuse_if_full(plan: Plan, place: Path, *, copies: bool) -> None:
 # --- the stage -------------------------------------------------------------------------------------------------------
 
 
-def _write(plan: Plan, stage: Path, progress: Progress) -> None:
+def _write(plan: EditPlan, stage: Path, progress: Progress) -> None:
     progress.expect(2 * plan.written)
     for file in plan.files:
         if file.action is Action.WRITE:
@@ -219,7 +219,7 @@ def _write(plan: Plan, stage: Path, progress: Progress) -> None:
             progress.advance(file.nbytes)
 
 
-def _keep(plan: Plan, place: Path, stage: Path) -> Path:
+def _keep(plan: EditPlan, place: Path, stage: Path) -> Path:
     """Give each file that changes a second name in the stage's record of changes."""
     entry = _entry(stage, place)
     entry.mkdir(parents=True)
@@ -246,7 +246,7 @@ def _record(stage: Path, entry: UndoEntry) -> None:
     (entry.directory / MANIFEST).write_bytes(entry.manifest())
 
 
-def _bring(plan: Plan, source: Path, stage: Path, *, copy: bool) -> None:
+def _bring(plan: EditPlan, source: Path, stage: Path, *, copy: bool) -> None:
     """Give a new directory the files that do not change: large ones as hard links where the file system allows it."""
     for file in plan.files:
         if file.action is Action.KEEP:

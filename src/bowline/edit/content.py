@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.dtypes import BITS, decode, encode
+from bowline.checkpoint.formats.safetensors_writer import Extent
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.errors import FormatError
 
-__all__ = ["Cast", "Content", "NewRows", "Rows", "Scaled", "Stored"]
+__all__ = ["Cast", "Content", "NewRows", "ChosenRows", "Scaled", "Stored"]
 
 BLOCK_BYTES = 256 << 10
 Bits = npt.NDArray[Any]
@@ -61,6 +62,10 @@ class Content(ABC):
         for start, stop in self.blocks():
             yield np.ascontiguousarray(self.bits(start, stop))
 
+    def sources(self) -> Iterator[Any]:
+        """The same for a writer: where bytes are stored as they are, the range of the file that holds them."""
+        return self.parts()
+
 
 class Stored(Content):
     """A tensor as it is stored; with strides (in a pickle) it comes without them."""
@@ -84,6 +89,13 @@ class Stored(Content):
             self.checkpoint.read_bytes_into(self.tensor, at, part)
             yield part
 
+    def sources(self) -> Iterator[Any]:
+        extent = self.checkpoint.extent(self.tensor) if self.tensor.strides is None else None
+        if extent is None:
+            yield from self.parts()
+        else:
+            yield Extent(*extent)
+
 
 class NewRows(ABC):
     """The rows of new tokens in one tensor, the vocabulary's axis first."""
@@ -93,7 +105,7 @@ class NewRows(ABC):
         """The new rows at these positions, counted from the first new one."""
 
 
-class Rows(Content):
+class ChosenRows(Content):
     """A tensor whose rows along `axis` are the parent's rows at `origins`, or the next of `new` where that is -1."""
 
     def __init__(self, parent: Content, axis: int, origins: npt.NDArray[np.int64], new: NewRows | None) -> None:

@@ -17,7 +17,7 @@ from bowline.edit.draft import Draft, header_metadata
 from bowline.edit.steps.step import Step
 from bowline.wording import listed
 
-__all__ = ["Action", "FilePlan", "Plan", "plan_of"]
+__all__ = ["Action", "FilePlan", "EditPlan", "plan_of"]
 
 INDEX = "model.safetensors" + INDEX_SUFFIX
 OTHER_WEIGHTS = re.compile(
@@ -57,13 +57,13 @@ class FilePlan:
     def payloads(self) -> list[Payload]:
         """The tensors, for the writer of safetensors."""
         return [
-            Payload(name=name, dtype=content.dtype, shape=content.shape, data=content.parts)
+            Payload(name=name, dtype=content.dtype, shape=content.shape, data=content.sources)
             for name, content in (self.tensors or {}).items()
         ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class EditPlan:
     """Every file of the result, and the sentences of the steps. `str()` is what `--dry-run` prints."""
 
     location: str
@@ -118,7 +118,7 @@ class Plan:
         return "\n".join(self.lines())
 
 
-def plan_of(draft: Draft, steps: tuple[Step, ...]) -> Plan:
+def plan_of(draft: Draft, steps: tuple[Step, ...]) -> EditPlan:
     """What the files of an edited draft are."""
     source = draft.source
     sizes = source.files.sizes()
@@ -169,7 +169,7 @@ def plan_of(draft: Draft, steps: tuple[Step, ...]) -> Plan:
         for name, nbytes in sizes.items()
         if name not in named and not name.startswith(OWN_DIRECTORY)
     ]
-    return Plan(location=source.location, steps=steps, files=tuple(files), notes=tuple(notes), draft=draft)
+    return EditPlan(location=source.location, steps=steps, files=tuple(files), notes=tuple(notes), draft=draft)
 
 
 def _fields(file: FilePlan) -> dict[str, Any]:
@@ -216,6 +216,6 @@ def size(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
-def place_of(plan: Plan) -> Path:
+def place_of(plan: EditPlan) -> Path:
     """The directory of the plan's source."""
     return Path(plan.draft.source.files.location)

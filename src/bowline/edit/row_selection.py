@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from bowline.auditing.quantised_names import in_other_form
 from bowline.checkpoint.checkpoint import CONFIG
-from bowline.edit.content import Rows
+from bowline.edit.content import ChosenRows
 from bowline.edit.draft import GENERATION_CONFIG, Draft
 from bowline.edit.made_rows import Mixed, made_rows, mean_row
 from bowline.errors import TieError, UsageError
@@ -130,7 +130,7 @@ def with_rows(
             places = np.flatnonzero(origins < 0).tolist()
             of_pieces = {places.index(row): mean_row(content, axis.axis, ids) for row, ids in means.items()}
             new = Mixed(new, of_pieces)
-        tensors[name] = Rows(content, axis.axis, origins, new)
+        tensors[name] = ChosenRows(content, axis.axis, origins, new)
     edited = replace(draft, tensors=tensors)
     edited = edited.with_values(CONFIG, _sizes(draft, vocabulary, selection))
     return _with_ids(edited, vocabulary, selection, way_out)

@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from bowline.auditing.progress import Progress
+from bowline.checkpoint.durable.file_creation import synchronise
 from bowline.checkpoint.formats.safetensors_header import read_header
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.places.byte_source import LocalFile
 from bowline.edit.content import BLOCK_BYTES, Content
-from bowline.edit.plan import Action, FilePlan, Plan
+from bowline.edit.plan import Action, EditPlan, FilePlan
 from bowline.errors import CheckpointError
 
 __all__ = ["verify"]
 
 
-def verify(plan: Plan, stage: Path, progress: Progress) -> int:
+def verify(plan: EditPlan, stage: Path, progress: Progress) -> int:
     """Compare every written file with its plan, byte for byte; returns the number of bytes that were compared.
+
+    Meanwhile the files are synchronised to disk; the comparison reads what the system would give any reader.
 
     Raises:
         CheckpointError: a file is not what was planned.
     """
-    compared = 0
-    for file in plan.files:
-        if file.action is not Action.WRITE:
-            continue
-        with LocalFile(stage / file.name, file.name) as written:
-            if written.size != file.nbytes:
-                raise _differs(f"{file.name}: {written.size} bytes were written, {file.nbytes} were planned")
-            if file.text is not None:
-                if written.read_at(0, written.size) != file.text:
-                    raise _differs(f"{file.name}: is not the text that was planned")
-            else:
-                _verify_tensors(file, written)
-        compared += file.nbytes
-        progress.advance(file.nbytes)
-    return compared
+    written = [file for file in plan.files if file.action is Action.WRITE]
+    with ThreadPoolExecutor(2) as comparing, ThreadPoolExecutor(1) as syncing, ExitStack() as stack:
+        synchronised = [syncing.submit(synchronise, stage / file.name) for file in written]
+        opened = [stack.enter_context(LocalFile(stage / file.name, file.name)) for file in written]
+        tasks = [task for file, source in zip(written, opened, strict=True) for task in _tasks(file, source)]
+        for nbytes in comparing.map(lambda task: task(), tasks):
+            progress.advance(nbytes)
+        for one in synchronised:
+            one.result()
+    return sum(file.nbytes for file in written)
 
 
-def _verify_tensors(file: FilePlan, written: LocalFile) -> None:
+def _tasks(file: FilePlan, written: LocalFile) -> Iterator[Callable[[], int]]:
+    """What is to be compared in a file, in pieces that can run side by side; each returns its bytes.
+
+    Raises:
+        CheckpointError: its size or its header is not what was planned.
+    """
+    if written.size != file.nbytes:
+        raise _differs(f"{file.name}: {written.size} bytes were written, {file.nbytes} were planned")
+    if file.text is not None:
+        yield partial(_compare_text, file.text, written)
+        return
     header = read_header(written)
     planned = file.tensors or {}
     if set(header.tensors) != set(planned) or dict(header.metadata) != dict(file.metadata or {}):
@@ -49,21 +61,36 @@ def _verify_tensors(file: FilePlan, written: LocalFile) -> None:
         stored = header.tensors[name]
         if (stored.dtype, stored.shape) != (content.dtype, content.shape):
             raise _differs(f"{file.name}: {name} is {stored.dtype} {list(stored.shape)}")
-        _verify_bytes(stored, content, written)
+        yield partial(_compare_tensor, stored, content, written)
 
 
-def _verify_bytes(stored: StoredTensor, content: Content, written: LocalFile) -> None:
-    buffer = memoryview(bytearray(2 * BLOCK_BYTES))
+def _compare_text(text: bytes, written: LocalFile) -> int:
+    if written.read_at(0, written.size) != text:
+        raise _differs(f"{written.name}: is not the text that was planned")
+    return len(text)
+
+
+def _compare_tensor(stored: StoredTensor, content: Content, written: LocalFile) -> int:
+    buffer = memoryview(bytearray(min(2 * BLOCK_BYTES, stored.nbytes)))
     at = 0
     for part in content.parts():
-        expected = np.frombuffer(memoryview(part).cast("B") if memoryview(part).nbytes else b"", np.uint8)
+        expected = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
         if len(expected) > len(buffer):
             buffer = memoryview(bytearray(len(expected)))
         seen = buffer[: len(expected)]
         written.read_into(stored.offset + at, seen)
-        if not np.array_equal(np.frombuffer(seen, np.uint8), expected):
+        if not _same(seen, expected):
             raise _differs(f"{written.name}: {stored.name} differs from its source within the bytes from {at} on")
         at += len(expected)
+    return at
+
+
+def _same(one: memoryview, other: memoryview) -> bool:
+    """Whether two buffers of one length hold the same bytes; eight at a time."""
+    whole = len(one) & ~7
+    return np.array_equal(np.frombuffer(one[:whole], np.uint64), np.frombuffer(other[:whole], np.uint64)) and (
+        one[whole:] == other[whole:]
+    )
 
 
 def _differs(message: str) -> CheckpointError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -11,7 +13,45 @@ from typing import Any, BinaryIO
 from bowline.checkpoint.formats.dtypes import BITS
 from bowline.errors import UsageError
 
-__all__ = ["Payload", "header_bytes", "in_order", "write_payloads"]
+__all__ = ["Extent", "Payload", "header_bytes", "in_order", "write_payloads"]
+
+COPY_BYTES = 8 << 20
+NO_COPY = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ETXTBSY})
+"""Error numbers of systems and file systems that do not copy from file to file themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A range of an open file, which the system copies without a buffer of ours, where it can."""
+
+    descriptor: int
+    offset: int
+    length: int
+
+    def copy_to(self, file: BinaryIO) -> int:
+        """Append the range to a file; returns how many bytes that were, fewer if the source ends before."""
+        file.flush()
+        done = 0
+        while done < self.length and hasattr(os, "copy_file_range"):
+            try:
+                count = os.copy_file_range(
+                    self.descriptor, file.fileno(), min(COPY_BYTES, self.length - done), self.offset + done
+                )
+            except OSError as error:
+                if error.errno not in NO_COPY:
+                    raise
+                break
+            if not count:
+                return done
+            done += count
+        buffer = memoryview(bytearray(min(COPY_BYTES // 32, self.length - done)))
+        while done < self.length:
+            count = os.preadv(self.descriptor, [buffer[: self.length - done]], self.offset + done)
+            if not count:
+                return done
+            file.write(buffer[:count])
+            done += count
+        return done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +63,9 @@ class Payload:
         dtype: safetensors' name, a key of `bowline.checkpoint.formats.dtypes.BITS`.
         shape: the elements along each axis.
         data: called once, when the bytes are needed; returns any C-contiguous buffer (`bytes`, `memoryview`, a numpy
-            array) of them, row-major and little-endian, or an iterator of such buffers, one part after the other. A
-            buffer is released before the next is asked for: `data` may copy from an accelerator, and memory holds one
-            such copy at a time.
+            array) of them, row-major and little-endian, or an iterator of such buffers and of `Extent`s, one part after
+            the other. A buffer is released before the next is asked for: `data` may copy from an accelerator, and
+            memory holds one such copy at a time.
 
     Raises:
         UsageError: the dtype is unknown, a size is negative, or the elements do not fill whole bytes.
@@ -79,6 +119,9 @@ def write_payloads(file: BinaryIO, payloads: Iterable[Payload], metadata: Mappin
     for part in parts:
         written, contiguous = 0, True
         for view in _views(part.data()):
+            if isinstance(view, Extent):
+                written += view.copy_to(file)
+                continue
             with view:
                 written, contiguous = written + view.nbytes, view.c_contiguous
                 if contiguous and written <= part.nbytes:
@@ -119,10 +162,10 @@ def header_bytes(payloads: Iterable[Payload], metadata: Mapping[str, str] | None
     return encoded + b" " * (-len(encoded) % 8)
 
 
-def _views(data: Any) -> Iterator[memoryview]:
+def _views(data: Any) -> Iterator[memoryview | Extent]:
     """The parts of a tensor's bytes, each released before the next is asked for."""
     if isinstance(data, Iterator):
         for part in data:
-            yield memoryview(part)
+            yield part if isinstance(part, Extent) else memoryview(part)
     else:
         yield memoryview(data)

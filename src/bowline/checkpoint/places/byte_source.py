@@ -76,6 +76,7 @@ class LocalFile(ByteSource):
         self.path = Path(path)
         self.name = name if name is not None else self.path.name
         self._fd = -1
+        self._asked = (0, 0)
         try:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a FIFO must not block
             status = os.fstat(self._fd)
@@ -88,8 +89,7 @@ class LocalFile(ByteSource):
 
     def _fill(self, offset: int, buffer: memoryview) -> None:
         if len(buffer) >= WORTH_READING_AHEAD and hasattr(os, "posix_fadvise"):
-            ahead = min(READ_AHEAD, self.size - offset)  # the disk reads on while this block is processed
-            os.posix_fadvise(self._fd, offset, ahead, os.POSIX_FADV_WILLNEED)
+            self._read_ahead(offset, offset + len(buffer))
         done = 0
         while done < len(buffer):  # the system may give less than was asked for
             try:
@@ -102,6 +102,19 @@ class LocalFile(ByteSource):
                     help="another process is rewriting it; run again when that is done",
                 )
             done += count
+
+    def _read_ahead(self, offset: int, end: int) -> None:
+        """Ask the disk to read on while blocks are processed; once for many blocks, since asking takes time too."""
+        first, last = self._asked
+        if first <= offset and (end + READ_AHEAD // 2 <= last or last == self.size):
+            return
+        self._asked = offset, min(max(offset + READ_AHEAD, end), self.size)
+        os.posix_fadvise(self._fd, offset, self._asked[1] - offset, os.POSIX_FADV_WILLNEED)
+
+    def extent(self, offset: int, length: int) -> tuple[int, int, int]:
+        """A range as the system's own copy takes it: descriptor, offset, length. Raises as `read_at` does."""
+        self._check(offset, length)
+        return self._fd, offset, length
 
     def map(self) -> mmap:
         """Map the file copy on write: pages are read from disk on access, and changes stay private.
