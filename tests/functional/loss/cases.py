@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 
 from bowline.functional.loss import linear_cross_entropy
 
 BACKENDS = ["reference", "logits", "chunked"]
+needs_torchs_own = pytest.mark.skipif(
+    not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="this torch has no linear_cross_entropy"
+)
+TORCHS_OWN = pytest.param("torch", marks=needs_torchs_own)
 D, V = 5, 11
 OPTIONS: list[dict[str, Any]] = [
     {},

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from bowline.errors import UsageError
 from bowline.functional.loss import linear_cross_entropy, linear_logits
 from bowline.nn import LinearCrossEntropy
-from tests.functional.loss.cases import BACKENDS, D, V
+from tests.functional.loss.cases import BACKENDS, D, V, needs_torchs_own
 
 HIDDEN, WEIGHT, LABELS = torch.zeros(2, 3, D), torch.zeros(V, D), torch.ones(2, 3, dtype=torch.long)
 
@@ -49,7 +49,11 @@ HIDDEN, WEIGHT, LABELS = torch.zeros(2, 3, D), torch.zeros(V, D), torch.ones(2, 
         ({"weight": WEIGHT.to(torch.int8)}, r"weight of torch\.int8: expected floating point"),
         ({"weight": WEIGHT.bfloat16()}, r"hidden of torch\.float32 and weight of torch\.bfloat16: expected one dtype"),
         ({"hidden": HIDDEN.long()}, r"hidden of torch\.int64: expected floating point"),
-        ({"backend": "torch", "softcap": 2.0}, "backend='torch' with softcap=2.0: torch's own has no such option"),
+        pytest.param(
+            {"backend": "torch", "softcap": 2.0},
+            "backend='torch' with softcap=2.0: torch's own has no such option",
+            marks=needs_torchs_own,
+        ),
         ({"backend": "torch", "return_lse": True}, "backend='torch' returns only the loss"),
         ({"backend": "torch", "return_logits": True}, "backend='torch' returns only the loss"),
         ({"softcap": 0.0}, "softcap=0.0: expected a number above 0"),
@@ -70,6 +74,13 @@ def test_arguments_that_do_not_fit_are_refused(change: dict[str, Any], words: st
     arguments = {"hidden": HIDDEN, "weight": WEIGHT, "labels": LABELS, **change}
     with pytest.raises(UsageError, match=words):
         linear_cross_entropy(**arguments)
+
+
+def test_a_torch_without_such_a_loss_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy", raising=False)
+    with pytest.raises(UsageError, match=r"backend='torch': torch \d.* has no linear_cross_entropy") as refusal:
+        linear_cross_entropy(HIDDEN, WEIGHT, LABELS, backend="torch")
+    assert refusal.value.help == 'backend="auto"'
 
 
 def test_the_logits_alone_are_refused_the_same_way() -> None:

@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.functional.loss import linear_cross_entropy
-from tests.functional.loss.cases import BACKENDS, OPTIONS, V, by_hand, case, gradients
+from tests.functional.loss.cases import BACKENDS, OPTIONS, TORCHS_OWN, V, by_hand, case, gradients
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "torch", "auto"])
+@pytest.mark.parametrize("backend", [*BACKENDS, TORCHS_OWN, "auto"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_values_and_gradients_are_those_of_torchs_cross_entropy(backend: str, smoothing: float, reduction: str) -> None:
@@ -103,7 +103,7 @@ def test_another_index_may_be_the_ignored_one(backend: str) -> None:
     torch.testing.assert_close(linear_cross_entropy(hidden, weight, renamed, ignore_index=0, backend=backend), expected)
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "torch"])
+@pytest.mark.parametrize("backend", [*BACKENDS, TORCHS_OWN])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("shape", [(2, 4), (0,), (3, 0)])
 def test_without_any_label_loss_and_gradients_are_zero(backend: str, reduction: Any, shape: tuple[int, ...]) -> None:
