@@ -10,6 +10,7 @@ from typing import Literal
 from bowline.auditing.progress import Progress
 from bowline.checkpoint import checkpoint as checkpoints
 from bowline.checkpoint.checkpoint import Checkpoint
+from bowline.checkpoint.formats.gguf import GGUF_SUFFIX
 from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.edit.commit import EditReport, commit, fingerprint
 from bowline.edit.draft import begin
@@ -108,8 +109,16 @@ class CheckpointEdit:
         Raises:
             BowlineError: a step cannot be done; the subclass says why.
         """
+        return self._plan(None)
+
+    def _plan(self, single: str | None) -> EditPlan:
+        """The plan; with `single`, that of one GGUF file of this name."""
         if not self.steps:
             raise UsageError("the edit has no steps", help="add one, such as .untie()")
+        if self.source.gguf is not None:
+            from bowline.edit.gguf import gguf_plan  # imported only for GGUF files
+
+            return gguf_plan(self.source, self.steps, single)
         draft = begin(self.source)
         for step in self.steps:
             draft = step.apply(draft)
@@ -125,6 +134,8 @@ class CheckpointEdit:
     ) -> EditReport:
         """Write the result to a new directory, or in place; see `bowline.edit`.
 
+        The result of a GGUF file can also be a new file, whose name ends in `.gguf`.
+
         Raises:
             UsageError: not exactly one of `destination` and `in_place` is given.
             BowlineError: a step cannot be done, or the result cannot be written. Nothing is changed then.
@@ -133,9 +144,9 @@ class CheckpointEdit:
             raise UsageError(
                 "expected a destination or in_place=True, and not both", argument=("destination", "in_place")
             )
-        return commit(
-            self.plan(), self._seen, None if destination is None else Path(destination), copy=copy, progress=progress
-        )
+        place = None if destination is None else Path(destination)
+        single = place.name if place is not None and self.source.gguf and place.name.endswith(GGUF_SUFFIX) else None
+        return commit(self._plan(single), self._seen, place, copy=copy, progress=progress)
 
     def _and(self, step: Step) -> CheckpointEdit:
         edit = CheckpointEdit.__new__(CheckpointEdit)

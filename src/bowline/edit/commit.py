@@ -6,20 +6,22 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from bowline.auditing import audit
 from bowline.auditing.progress import Progress
 from bowline.checkpoint.durable.file_creation import cannot_write, copy_attributes, create
+from bowline.checkpoint.durable.file_publication import publishing_files
 from bowline.checkpoint.durable.hard_links import carry_over, copy_file, link_or_copy
 from bowline.checkpoint.durable.publication import clear_leftovers, locked, publishing
 from bowline.checkpoint.durable.undo_entries import MANIFEST, UNDO_DIRECTORY, FileChange, UndoEntry, entry_name
-from bowline.checkpoint.formats.safetensors_writer import write_payloads
+from bowline.checkpoint.formats.safetensors_writer import Extent, write_payloads
 from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.edit.history import remove_undone
-from bowline.edit.plan import Action, EditPlan, FilePlan, size
+from bowline.edit.plan import Action, EditPlan, FileParts, FilePlan, size
 from bowline.edit.verification import verify
 from bowline.errors import CheckpointError, UsageError
 
@@ -77,7 +79,7 @@ def fingerprint(files: LocalDirectory) -> Fingerprint:
 def commit(
     plan: EditPlan, seen: Fingerprint, destination: Path | None, *, copy: bool = False, progress: Progress | None = None
 ) -> EditReport:
-    """Write the result to a new directory, or in place if `destination` is `None`.
+    """Write the result to a new directory or file, or in place if `destination` is `None`.
 
     The result is staged beside its place, read again and compared, audited, and only then put in place, in one step of
     the file system. `copy` makes copies where links would do.
@@ -103,19 +105,19 @@ def commit(
             _refuse_shared_files(plan, place)
         _refuse_if_full(plan, place, copies=copy and destination is not None)
         gone = frozenset(file.name for file in plan.files if file.action is Action.REMOVE)
-        with publishing(place, lambda name: name in gone, new=destination is not None) as stage:
+        with _staging(plan, place, gone, new=destination is not None) as stage:
             _write(plan, stage, progress)
+            kept_in = None
             if destination is None:
                 kept_in = _keep(plan, place, stage)
                 carry_over(place, stage, lambda name: name in gone)
-            else:
-                kept_in = None
+            elif not plan.single:
                 _bring(plan, source.path, stage, copy=copy)
                 _record(stage, UndoEntry(directory=_entry(stage), why=_why(plan), when="", made_from=str(source.path)))
             compared = verify(plan, stage, progress)
             with closing(LocalDirectory(stage)) as files:
                 checked = tuple(check(files) for check in plan.draft.checks)
-            report = audit(stage, values=False)
+            report = audit(stage / plan.audited, values=False)
             _refuse_if_changed(source, seen)
         if destination is None:
             remove_undone(place)
@@ -129,6 +131,12 @@ def commit(
         notes=notes,
         kept_in=None if kept_in is None else place / kept_in.relative_to(stage),
     )
+
+
+def _staging(plan: EditPlan, place: Path, gone: frozenset[str], *, new: bool) -> AbstractContextManager[Path]:
+    if plan.single:
+        return publishing_files(place)
+    return publishing(place, lambda name: name in gone, new=new)
 
 
 def _why(plan: EditPlan) -> str:
@@ -209,6 +217,8 @@ def _write(plan: EditPlan, stage: Path, progress: Progress) -> None:
                 with os.fdopen(create(path), "wb") as opened:
                     if file.text is not None:
                         opened.write(file.text)
+                    elif file.parts is not None:
+                        _write_parts(opened, file.parts)
                     else:
                         write_payloads(opened, file.payloads(), file.metadata)
                 if file.name in plan.draft.source.files.sizes():
@@ -217,6 +227,14 @@ def _write(plan: EditPlan, stage: Path, progress: Progress) -> None:
             except OSError as error:
                 raise cannot_write(path, error) from error
             progress.advance(file.nbytes)
+
+
+def _write_parts(opened: BinaryIO, file: FileParts) -> None:
+    for part in file.sources():
+        if isinstance(part, Extent):
+            part.copy_to(opened)
+        else:
+            opened.write(part)
 
 
 def _keep(plan: EditPlan, place: Path, stage: Path) -> Path:
@@ -251,6 +269,8 @@ def _bring(plan: EditPlan, source: Path, stage: Path, *, copy: bool) -> None:
     for file in plan.files:
         if file.action is Action.KEEP:
             _bring_file(file, source, stage, copy=copy)
+    if plan.draft.source.only is not None:
+        return
     for entry in sorted(source.iterdir()):
         if entry.is_dir() and entry.name not in SKIPPED:
             shutil.copytree(entry, stage / entry.name, symlinks=True, ignore=shutil.ignore_patterns(*SKIPPED))

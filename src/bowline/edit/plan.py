@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from bowline.checkpoint.formats.safetensors_writer import Payload, header_bytes
+from bowline.checkpoint.places.byte_source import ByteSource
 from bowline.checkpoint.weights import INDEX_SUFFIX
 from bowline.edit.content import BLOCK_BYTES, Content, Stored
 from bowline.edit.draft import Draft, header_metadata
 from bowline.edit.steps.step import Step
 from bowline.wording import listed
 
-__all__ = ["Action", "FilePlan", "EditPlan", "plan_of"]
+__all__ = ["Action", "EditPlan", "FileParts", "FilePlan", "plan_of"]
 
 INDEX = "model.safetensors" + INDEX_SUFFIX
 OTHER_WEIGHTS = re.compile(
@@ -38,8 +39,23 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileParts:
+    """The bytes of a file in another format than safetensors, one part after the other.
+
+    `sources` gives them to the writer, where bytes are stored as they are as the range of the file that holds them.
+    `check` reads the written file and raises a `FormatError` if it is malformed; `copied` counts the bytes of tensors
+    that stay as they are.
+    """
+
+    parts: Callable[[], Iterator[Any]]
+    sources: Callable[[], Iterator[Any]]
+    copied: int
+    check: Callable[[ByteSource], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilePlan:
-    """One file of the result: its size, and where its bytes come from, a text or tensors."""
+    """One file of the result: its size, and where its bytes come from, a text, tensors or parts."""
 
     name: str
     action: Action
@@ -47,11 +63,14 @@ class FilePlan:
     text: bytes | None = None
     tensors: Mapping[str, Content] | None = None
     metadata: Mapping[str, str] | None = None
+    parts: FileParts | None = None
     is_new: bool = False
 
     @property
     def copied(self) -> int:
         """The bytes that are copied from a stored tensor as they are."""
+        if self.parts is not None:
+            return self.parts.copied
         return sum(content.nbytes for content in (self.tensors or {}).values() if isinstance(content, Stored))
 
     def payloads(self) -> list[Payload]:
@@ -64,13 +83,19 @@ class FilePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditPlan:
-    """Every file of the result, and the sentences of the steps. `str()` is what `--dry-run` prints."""
+    """Every file of the result, and the sentences of the steps. `str()` is what `--dry-run` prints.
+
+    `audited` is the file of the result that is the model, or empty if the directory is. With `single`, the result is
+    this file, and files that belong to it, beside others.
+    """
 
     location: str
     steps: tuple[Step, ...]
     files: tuple[FilePlan, ...]
     notes: tuple[str, ...]
     draft: Draft
+    audited: str = ""
+    single: bool = False
 
     @property
     def written(self) -> int:

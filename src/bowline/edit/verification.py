@@ -16,8 +16,8 @@ from bowline.checkpoint.formats.safetensors_header import read_header
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.places.byte_source import LocalFile
 from bowline.edit.content import BLOCK_BYTES, Content
-from bowline.edit.plan import Action, EditPlan, FilePlan
-from bowline.errors import CheckpointError
+from bowline.edit.plan import Action, EditPlan, FileParts, FilePlan
+from bowline.errors import CheckpointError, FormatError
 
 __all__ = ["verify"]
 
@@ -53,6 +53,9 @@ def _tasks(file: FilePlan, written: LocalFile) -> Iterator[Callable[[], int]]:
     if file.text is not None:
         yield partial(_compare_text, file.text, written)
         return
+    if file.parts is not None:
+        yield partial(_compare_parts, file.parts, written)
+        return
     header = read_header(written)
     planned = file.tensors or {}
     if set(header.tensors) != set(planned) or dict(header.metadata) != dict(file.metadata or {}):
@@ -68,6 +71,20 @@ def _compare_text(text: bytes, written: LocalFile) -> int:
     if written.read_at(0, written.size) != text:
         raise _differs(f"{written.name}: is not the text that was planned")
     return len(text)
+
+
+def _compare_parts(file: FileParts, written: LocalFile) -> int:
+    try:
+        file.check(written)
+    except FormatError as error:
+        raise _differs(error.message) from error
+    at = 0
+    for part in file.parts():
+        expected = memoryview(part)
+        if not _same(memoryview(written.read_at(at, len(expected))), expected):
+            raise _differs(f"{written.name}: differs from what was planned within the bytes from {at} on")
+        at += len(expected)
+    return at
 
 
 def _compare_tensor(stored: StoredTensor, content: Content, written: LocalFile) -> int:
