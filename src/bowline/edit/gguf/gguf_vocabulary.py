@@ -82,11 +82,12 @@ def read_vocabulary(draft: GGUFDraft) -> GGUFVocabulary:
             raise UsageError(f"{key}: holds a tokenizer with its ids, which cannot be rewritten", help=CONVERT_AGAIN)
         if HASHED_IDS.fullmatch(key):
             raise TieError(f"{key}: the model hashes token ids, so no token can get another id", help=CONVERT_AGAIN)
+        if key in PER_TOKEN or key == MERGES:
+            _check_type(draft, key)
     model = draft.header.values.get(PREFIX + "model")
     value = draft.value(TOKENS)
     tokens: tuple[bytes, ...] = ()
     if value is not None:
-        _check_type(draft, TOKENS)
         tokens = tuple(array_items(value)[1])
     size = len(tokens) if value is not None else _stated_size(draft)
     tables = tuple(_tables(draft, size))
@@ -168,15 +169,12 @@ def _tables(draft: GGUFDraft, size: int) -> Iterator[str]:
 def _check_arrays(draft: GGUFDraft, size: int) -> None:
     for key, length in draft.array_lengths().items():
         if key in PER_TOKEN:
-            _check_type(draft, key)
             if length != size:
                 raise FormatError(
                     f"{draft.header.file}: {key} has {length} items for {size} tokens", help="convert the model again"
                 )
         elif length == size and key not in NOT_PER_TOKEN and not TOKEN_IDS.fullmatch(key):
             raise TieError(f"{key} may or may not have an item for each of the {size} tokens", help=CONVERT_AGAIN)
-    if MERGES in draft.extents:
-        _check_type(draft, MERGES)
 
 
 def _check_type(draft: GGUFDraft, key: str) -> None:
