@@ -6,14 +6,14 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from bowline.auditing import audit
 from bowline.auditing.progress import Progress
-from bowline.checkpoint.durable.file_creation import cannot_write, copy_attributes, create
+from bowline.checkpoint.durable.file_creation import cannot_write, copy_attributes, create, flushing
 from bowline.checkpoint.durable.file_publication import publishing_files
 from bowline.checkpoint.durable.hard_links import carry_over, copy_file, link_or_copy
 from bowline.checkpoint.durable.publication import clear_leftovers, locked, publishing
@@ -31,6 +31,8 @@ Fingerprint = Mapping[str, tuple[int, int, int, int]]
 """By name: a file's device, inode, size and time."""
 SKIPPED = frozenset({".bowline", ".git", ".cache"})
 """Directories of a source that a new directory does not get."""
+WORTH_FLUSHING = 64 << 20
+"""Bytes from which a file is given to the disk while it is written."""
 WORTH_A_LINK = 1 << 20
 """Smaller files are copied into a new directory: whoever edits one there should not change the source's."""
 
@@ -220,7 +222,8 @@ def _write(plan: EditPlan, stage: Path, progress: Progress) -> None:
                     elif file.parts is not None:
                         _write_parts(opened, file.parts)
                     else:
-                        write_payloads(opened, file.payloads(), file.metadata)
+                        with flushing(opened.fileno()) if file.nbytes >= WORTH_FLUSHING else nullcontext():
+                            write_payloads(opened, file.payloads(), file.metadata)
                 if file.name in plan.draft.source.files.sizes():
                     of = Path(plan.draft.source.files.location, file.name)
                     copy_attributes(of.stat(), of, path)

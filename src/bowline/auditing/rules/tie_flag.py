@@ -7,6 +7,7 @@ from itertools import takewhile
 
 from bowline.auditing.evidence import Evidence, TieEvidence
 from bowline.auditing.loaders import Fate, odd_flag
+from bowline.auditing.rules.edit_commands import edit_command
 from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.auditing.rules.token_texts import rows_and_tokens
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
@@ -58,7 +59,8 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
                 help=ONNX_FROM_CONFIG
                 if evidence.onnx_file
                 else (
-                    f"`bowline audit --fix` sets the flag to false; or remove {tie.tie.target} if the tie is intended"
+                    "`bowline audit --fix` sets the flag to false; if the tie is intended, "
+                    f"{edit_command(evidence, 'tie', '--keep embedding') or f'remove {tie.tie.target}'}"
                     if _if_config_decides(evidence, tie, value=False) is not None
                     else f"remove {tie.tie.target} from the file: no flag unties it"
                 ),
@@ -221,6 +223,8 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
             help=(
                 _converted_without_copy(evidence)
                 if evidence.gguf_file or evidence.onnx_file
+                else f"{command} leaves the {copy} out"
+                if (command := edit_command(evidence, "dedupe"))
                 else f"save the model again with transformers 5, which leaves the {copy} out"
             ),
             tensors=(*names, source),
@@ -314,7 +318,9 @@ def only_target_stored(evidence: Evidence) -> Iterator[Observation]:
         are = "is" if len(targets) == 1 else "are"
         yield Observation(
             message=f"{joined(targets)} {are} stored, but {source}, from which loaders take the matrix, is not",
-            help=f"store the matrix as {source}",
+            help=f"{command} stores the matrix as {source}"
+            if (command := edit_command(evidence, "tie"))
+            else f"store the matrix as {source}",
             tensors=(*targets, source),
             severity=None if tied else Severity.ERROR,
         )
@@ -435,7 +441,8 @@ def untied_but_equal(evidence: Evidence) -> Iterator[Observation]:
         if tie.state is TieState.EQUAL and tie.declared.flag.value is False and not _is_bias(tie):
             yield Observation(
                 message=f"{tie.tie.target} equals {tie.tie.source} in every value, but {tie.declared.flag}",
-                help="no change is needed if the head was untied on purpose; otherwise set the flag to true",
+                help="no change is needed if the head was untied on purpose; otherwise "
+                + (edit_command(evidence, "tie") or "set the flag to true"),
                 tensors=(tie.tie.target, tie.tie.source),
             )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from bowline.auditing.evidence import Evidence
+from bowline.auditing.rules.edit_commands import edit_command
 from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.auditing.rules.token_texts import runs, tokens_of
 from bowline.auditing.shape_fit import wrong_lengths
@@ -88,7 +89,9 @@ def tokenizer_larger(evidence: Evidence) -> Iterator[Observation]:
                 f"the tokenizer ({', '.join(tokenizer.files)}) has {len(beyond)} id{'s' * (len(beyond) != 1)} beyond "
                 f"the table's {rows} rows, up to {tokenizer.largest_id} ({tokenizer.largest_token!r:.60})"
             ),
-            help="resize the embedding and everything tied to it, or remove the tokens",
+            help=f"{command} adds rows for them, to be trained; or remove the tokens"
+            if (command := edit_command(evidence, "resize", f"--to {tokenizer.size}"))
+            else "resize the embedding and everything tied to it, or remove the tokens",
             tensors=(evidence.declaration.embedding or "",),
             file=tokenizer.files[0],
             severity=Severity.WARNING if beyond <= tokenizer.added else None,
@@ -353,7 +356,8 @@ def uneven_rows(evidence: Evidence) -> Iterator[Observation]:
         padded = -(-rows // 64) * 64
         yield Observation(
             message=f"{rows} rows are not a multiple of {TENSOR_CORE_ROWS}; the next multiple of 64 is {padded}",
-            help="pad the vocabulary before training if the head's matrix multiplication is slow",
+            help="pad the vocabulary before training if the head's matrix multiplication is slow"
+            + (f": {command}" if (command := edit_command(evidence, "resize", "--pad-to-multiple-of 64")) else ""),
             tensors=(evidence.declaration.embedding,),
         )
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bowline.errors import CheckpointError
 
-__all__ = ["DISK_FULL", "cannot_write", "copy_attributes", "create", "fill", "synchronise"]
+__all__ = ["DISK_FULL", "cannot_write", "copy_attributes", "create", "fill", "flushing", "synchronise"]
 
+FLUSH_SECONDS = 0.02
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers of a full disk, a used-up quota, and the process's limit on file sizes."""
 
@@ -47,6 +50,28 @@ def synchronise(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def flushing(descriptor: int) -> Iterator[None]:
+    """Let the disk take what is written to a file while more is written: the last `fsync` then has little to wait for.
+
+    It promises nothing: errors of the disk show at that `fsync`.
+    """
+    done = threading.Event()
+
+    def flush() -> None:
+        while not done.wait(FLUSH_SECONDS):
+            with suppress(OSError):
+                os.fdatasync(descriptor)
+
+    thread = threading.Thread(target=flush)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def copy_attributes(status: os.stat_result, path: Path, staged: Path) -> None:

@@ -171,7 +171,11 @@ def encode(values: NDArray[Any], dtype: str) -> NDArray[Any]:
         words = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))
     nan = np.isnan(values)
-    return np.where(nan, (words >> np.uint32(16)) | np.uint32(0x40), rounded >> np.uint32(16)).astype("<u2").reshape(values.shape)
+    return (
+        np.where(nan, (words >> np.uint32(16)) | np.uint32(0x40), rounded >> np.uint32(16))
+        .astype("<u2")
+        .reshape(values.shape)
+    )
 
 
 @cache

@@ -1,0 +1,20 @@
+"""The command lines that mend a finding in the checkpoint's bytes, as the help of an observation."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from bowline.auditing.evidence import Evidence
+
+__all__ = ["edit_command"]
+
+
+def edit_command(evidence: Evidence, verb: str, *options: str) -> str | None:
+    """The command that edits this checkpoint in place; `None` for one that is not a directory of this machine.
+
+    Example: "`bowline tie outputs/model --in-place --keep embedding`".
+    """
+    if evidence.gguf_file or evidence.onnx_file or not os.path.isdir(evidence.location):  # noqa: PTH112 - can raise
+        return None
+    return f"`bowline {verb} {shlex.quote(evidence.location)} --in-place{''.join(f' {option}' for option in options)}`"
