@@ -18,6 +18,7 @@ from tools.edit_sweep import digests
 from tools.prune_table import (
     CORPORA,
     PROMPTS,
+    STEPS,
     Pruned,
     compare_hidden,
     compare_logits,
@@ -43,6 +44,8 @@ OUTSIDE = [
     "Größe, Füße, Ärger; naïve façade",
     "\u0430\u0431\u0432 עברית \x00\t\r\n  end",
 ]
+WRITTEN_ALIKE = {LIBRARY: "# This module implements ", HELP: "The try statement specifies exception handlers"}
+"""Prompts after which the original chooses only tokens that stay."""
 UNITS = 16
 """Bound on the difference of a logit in a step of one token, in units in the last place of the position's largest.
 
@@ -95,6 +98,15 @@ def logits(model: Any, ids: list[int]) -> torch.Tensor:
     """The logits (positions, rows) of one pass."""
     result: torch.Tensor = model(torch.tensor([ids])).logits[0]
     return result
+
+
+@torch.no_grad()
+def written(model: Any, ids: list[int]) -> list[int]:
+    """The greedy text after a prompt, as `generate` writes it."""
+    prompt = torch.tensor([ids])
+    result = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=STEPS)
+    found: list[int] = result[0, len(ids) :].tolist()
+    return found
 
 
 def ids_of(place: Path, text: str) -> list[int]:
@@ -154,6 +166,23 @@ def test_a_pruned_model_has_the_same_logits_and_greedy_text(
         assert steps.pruned_winners <= 16
         assert steps.difference.units <= UNITS
         assert all(row >= len(pruned.kept) // 16 * 16 for row in steps.difference.rows)
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_each_model_on_its_own_writes_the_same_text_up_to_a_pruned_token(
+    large: dict[str, Pruned], original: Any, corpus: str
+) -> None:
+    pruned = large[corpus]
+    model = load_causal(pruned.place)
+    for prompt in (PROMPTS[corpus][0], WRITTEN_ALIKE[corpus]):
+        before = written(original, ids_of(pruned.source, prompt))
+        after = written(model, ids_of(pruned.place, prompt))
+        mapped = [pruned.remap.get(number) for number in before]
+        until = mapped.index(None) if None in mapped else len(mapped)
+        assert after[:until] == mapped[:until]
+        assert until > 0
+        if prompt == WRITTEN_ALIKE[corpus]:
+            assert len(after) == until == STEPS
 
 
 def test_padded_in_the_same_edit_single_steps_are_equal_to_the_bit_too(
