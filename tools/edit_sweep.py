@@ -69,7 +69,7 @@ class KeepIds:
     def apply(self, draft: Draft) -> Draft:
         """The draft with these rows."""
         vocabulary = vocabulary_of(draft)
-        named = (token for token in named_ids(draft, vocabulary) if token < vocabulary.size)
+        named = (token for token in named_ids(draft, vocabulary.levels) if token < vocabulary.size)
         kept = np.array(sorted({*range(USED), *named}), np.int64)
         return with_rows(draft, vocabulary, RowSelection(vocabulary.size, len(kept), kept), "mean", "keep it")
 

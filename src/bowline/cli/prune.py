@@ -52,6 +52,13 @@ def prune(
             help="A regular expression: tokens stay in whose text it is found, such as [\u0370-\u03ff] for Greek.",
         ),
     ] = None,
+    draft: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="Make a head of K rows for speculative decoding instead: those of the corpus' most frequent tokens.",
+        ),
+    ] = None,
     in_place: InPlace = False,
     dry_run: DryRun = False,
     copy: Copy = False,
@@ -60,6 +67,9 @@ def prune(
 
     Text of the corpus splits as before; any other text is still spelled, in more tokens. Special and added tokens,
     bytes or single characters, and every token that another is merged from stay.
+
+    With --draft, DST gets lm_head.weight, and the maps d2t and t2d between its rows and the target's ids, as SGLang and
+    vLLM read them; a draft model in EAGLE's layout stays whole, with the smaller head.
     """
     run_edit(
         source,
@@ -67,5 +77,5 @@ def prune(
         in_place=in_place,
         dry_run=dry_run,
         copy=copy,
-        steps=lambda edit: edit.prune(corpus=corpus, keep_tokens=keep_tokens, pattern=keep_scripts),
+        steps=lambda edit: edit.prune(corpus=corpus, keep_tokens=keep_tokens, pattern=keep_scripts, draft=draft),
     )

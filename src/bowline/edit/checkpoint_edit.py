@@ -88,11 +88,23 @@ class CheckpointEdit:
         corpus: Sequence[str | os.PathLike[str]] = (),
         keep_tokens: str | os.PathLike[str] | None = None,
         pattern: str | None = None,
+        draft: int | None = None,
     ) -> CheckpointEdit:
-        """Only the tokens that a text uses, that a file lists or a pattern finds; see `bowline prune`."""
+        """Only the tokens that a text uses, that a file lists or a pattern finds; see `bowline prune`.
+
+        With `draft`, a head of that many rows for speculative decoding: those of the most frequent tokens.
+
+        Raises:
+            UsageError: both `draft` and `pattern` are given.
+        """
+        from bowline.edit.steps.draft_head_step import DraftHeadStep
         from bowline.edit.steps.prune_step import PruneStep
 
         listed = None if keep_tokens is None else Path(keep_tokens)
+        if draft is not None:
+            if pattern is not None:
+                raise UsageError("draft and pattern cannot both be given", argument=("draft", "pattern"))
+            return self._and(DraftHeadStep(corpus=tuple(map(Path, corpus)), keep_tokens=listed, count=draft))
         return self._and(PruneStep(corpus=tuple(map(Path, corpus)), keep_tokens=listed, pattern=pattern))
 
     def cast(self, dtype: str, *, only: Literal["vocabulary"] | None = None) -> CheckpointEdit:

@@ -87,7 +87,7 @@ def commit(
     the file system. `copy` makes copies where links would do.
 
     Raises:
-        UsageError: the plan changes nothing in place.
+        UsageError: the result is no model, and would take the place of one.
         CheckpointError: the source changed since it was opened, is edited by another process, or is a cache's; there is
             no space or permission; or what was written is not what was planned. Nothing is changed then.
     """
@@ -95,6 +95,8 @@ def commit(
     source = plan.draft.source.files
     if not isinstance(source, LocalDirectory):
         raise UsageError(f"{source.location}: is not on this machine", help="download it, and edit the copy")
+    if plan.draft.alone and destination is None:
+        raise UsageError(f"{plan.steps[-1]}: its result is no model", help="give a new directory as the destination")
     with ExitStack() as stack:
         if destination is None:
             place = source.path
@@ -272,7 +274,7 @@ def _bring(plan: EditPlan, source: Path, stage: Path, *, copy: bool) -> None:
     for file in plan.files:
         if file.action is Action.KEEP:
             _bring_file(file, source, stage, copy=copy)
-    if plan.draft.source.only is not None:
+    if plan.draft.source.only is not None or plan.draft.alone:
         return
     for entry in sorted(source.iterdir()):
         if entry.is_dir() and entry.name not in SKIPPED:

@@ -19,7 +19,7 @@ from bowline.checkpoint.formats.safetensors_writer import Extent
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.errors import FormatError
 
-__all__ = ["Cast", "Content", "NewRows", "ChosenRows", "Scaled", "Stored"]
+__all__ = ["Cast", "ChosenRows", "Content", "Held", "NewRows", "Scaled", "Stored"]
 
 BLOCK_BYTES = 256 << 10
 Bits = npt.NDArray[Any]
@@ -95,6 +95,17 @@ class Stored(Content):
             yield from self.parts()
         else:
             yield Extent(*extent)
+
+
+class Held(Content):
+    """An array in memory, for what an edit adds and no file holds."""
+
+    def __init__(self, dtype: str, array: npt.NDArray[Any]) -> None:
+        self.dtype, self.shape = dtype, array.shape
+        self._bits = array.view(f"u{array.itemsize}")
+
+    def bits(self, start: int, stop: int) -> Bits:
+        return self._bits[start:stop]
 
 
 class NewRows(ABC):

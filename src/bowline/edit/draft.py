@@ -35,7 +35,8 @@ REFUSED = {
 class Draft:
     """A checkpoint as it will be: each tensor's content and file, and the small files that change (`None`: removed).
 
-    Steps make a new draft of a draft; `notes` are sentences for the report, `checks` look at the written result.
+    Steps make a new draft of a draft; `notes` are sentences for the report, `checks` look at the written result. With
+    `alone`, the result has only the files of this draft, and is a directory of its own.
     """
 
     source: Checkpoint
@@ -44,6 +45,7 @@ class Draft:
     texts: Mapping[str, bytes | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
+    alone: bool = False
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

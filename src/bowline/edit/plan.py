@@ -171,12 +171,7 @@ def plan_of(draft: Draft, steps: tuple[Step, ...]) -> EditPlan:
         header = header_bytes(one.payloads(), one.metadata)
         nbytes = 8 + len(header) + sum(content.nbytes for content in tensors.values())
         files.append(FilePlan(**{**_fields(one), "nbytes": nbytes}))
-    gone = [name for name in source.weight_files if name not in by_home]
-    stale = [name for name in sizes if OTHER_WEIGHTS.fullmatch(name) and name not in source.weight_files]
-    if any(file.action is Action.WRITE for file in files):
-        gone += stale
-        if stale:
-            notes.append(f"{listed(stale, 3)}: the weights before the edit in another format, left out of the result")
+    gone = _gone(draft, by_home, files, notes)
     files += _index(draft, by_home)
     for name in gone:
         if not any(file.name == name for file in files):
@@ -188,6 +183,9 @@ def plan_of(draft: Draft, steps: tuple[Step, ...]) -> EditPlan:
             same_text = name in sizes and sizes[name] == len(text) and source.files.read(name) == text
             action = Action.KEEP if same_text else Action.WRITE
             files.append(FilePlan(name=name, action=action, nbytes=len(text), text=text, is_new=name not in sizes))
+    if draft.alone:
+        files = [file for file in files if file.action is Action.WRITE]
+        return EditPlan(location=source.location, steps=steps, files=tuple(files), notes=tuple(notes), draft=draft)
     named = {file.name for file in files}
     files += [
         FilePlan(name=name, action=Action.KEEP, nbytes=nbytes)
@@ -195,6 +193,19 @@ def plan_of(draft: Draft, steps: tuple[Step, ...]) -> EditPlan:
         if name not in named and not name.startswith(OWN_DIRECTORY)
     ]
     return EditPlan(location=source.location, steps=steps, files=tuple(files), notes=tuple(notes), draft=draft)
+
+
+def _gone(
+    draft: Draft, by_home: Mapping[str, Mapping[str, Content]], files: list[FilePlan], notes: list[str]
+) -> list[str]:
+    """The files of weights that the result does not have; a note names those in another format."""
+    source, sizes = draft.source, draft.source.files.sizes()
+    gone = [name for name in source.weight_files if name not in by_home]
+    stale = [name for name in sizes if OTHER_WEIGHTS.fullmatch(name) and name not in source.weight_files]
+    if any(file.action is Action.WRITE for file in files) and stale and not draft.alone:
+        gone += stale
+        notes.append(f"{listed(stale, 3)}: the weights before the edit in another format, left out of the result")
+    return gone
 
 
 def _fields(file: FilePlan) -> dict[str, Any]:
@@ -205,7 +216,7 @@ def _index(draft: Draft, by_home: Mapping[str, Mapping[str, Content]]) -> Iterat
     """The index of several files, with sizes that are true; none for a single `model.safetensors`."""
     source, sizes = draft.source, draft.source.files.sizes()
     old = next((name for name in sizes if name.endswith(INDEX_SUFFIX) and "/" not in name), None)
-    if old is None and len(by_home) < 2:
+    if (old is None or draft.alone) and len(by_home) < 2:
         return
     content = source.json(old) if old is not None else {}
     metadata = dict(content.get("metadata") or {}) if isinstance(content, dict) else {}

@@ -79,11 +79,11 @@ def refuse_quantised(draft: Draft, names: Mapping[str, Any] | tuple[str, ...]) -
             )
 
 
-def named_ids(draft: Draft, vocabulary: StoredVocabulary) -> dict[int, str]:
-    """Each token id of this vocabulary that the config or the generation config names, with the place."""
+def named_ids(draft: Draft, levels: tuple[tuple[str, ...], ...]) -> dict[int, str]:
+    """Each token id that these levels of the config, or the generation config, name, with the place."""
     found: dict[int, str] = {}
     for keys, level in config_levels(draft.config):
-        if keys in vocabulary.levels:
+        if keys in levels:
             for token, key in named_tokens(level).items():
                 found.setdefault(token, f"{CONFIG}: {'.'.join((*keys, key))}")
     generation = draft.json(GENERATION_CONFIG)

@@ -74,7 +74,7 @@ class PruneStep:
             corpus=counted,
             listed=keep_file(tokenizer, self.keep_tokens) if self.keep_tokens is not None else (),
             pattern=self.pattern,
-            named=(token for token in named_ids(draft, vocabulary) if token < vocabulary.size),
+            named=(token for token in named_ids(draft, vocabulary.levels) if token < vocabulary.size),
         )
         rows = RowSelection(vocabulary.size, len(selection.kept), selection.kept)
         edited = with_rows(draft, vocabulary, rows, "mean", WAY_OUT)
