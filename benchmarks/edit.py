@@ -8,6 +8,7 @@ sources are in the page cache. Anonymous memory is polled from outside.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -130,6 +131,7 @@ def timed(source: Path, root: Path, rounds: int) -> dict[str, list[Measured]]:
     for _ in range(rounds):
         for task, (prepare, command) in tasks.items():
             prepare()
+            os.sync()  # what was prepared is not written to disk on the task's time
             warm(source)
             found[task].append(measure(command))
             for made in (out, copy):

@@ -179,6 +179,10 @@ class BaseModel:
                         return shape
         return None
 
+    def stored(self, module: str, attribute: str = "weight") -> str | None:
+        """The name in the base's files of a parameter, or `None` if they do not hold it."""
+        return next((name for one in self._spellings(module) if (name := f"{one}.{attribute}") in self.shapes), None)
+
     def _spellings(self, module: str) -> Iterator[str]:
         yield module
         if self.prefix:

@@ -393,17 +393,8 @@ def _shape(entry: tuple[AdapterTensor, bool]) -> tuple[int, ...]:
 
 
 def _read(source: ByteSource, entry: tuple[AdapterTensor, bool]) -> npt.NDArray[Any]:
-    import numpy as np
-
-    from bowline.checkpoint.formats.dtypes import BITS, decode
+    from bowline.checkpoint.formats.stored_values import read_values
 
     tensor, transposed = entry
-    stored = tensor.stored
-    raw = source.read_at(stored.offset, stored.nbytes)
-    flat = decode(raw, stored.dtype, (stored.nbytes * 8 // BITS[stored.dtype],))
-    if stored.strides is None:
-        values = flat.reshape(stored.shape)
-    else:
-        steps = tuple(step * flat.itemsize for step in stored.strides)
-        values = np.lib.stride_tricks.as_strided(flat, stored.shape, steps, writeable=False)
+    values = read_values(source, tensor.stored)
     return values.T if transposed else values

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from bowline.auditing.adapter_evidence import AdapterDelta, BaseModel, DeltaKind, End, Holds, Merge, MergedEnd
 from bowline.wording import joined
 
-__all__ = ["PEFTS_NAMES", "PEFT_RUN", "TRANSFORMERS_RUN", "nests", "predict_merges"]
+__all__ = ["MERGE_LORA", "PEFTS_NAMES", "PEFT_RUN", "TRANSFORMERS_RUN", "nests", "predict_merges"]
 
 PEFT_RUN, TRANSFORMERS_RUN = "0.21.2", "5.23.0"
 """The versions that the outcomes were seen in."""

@@ -19,6 +19,7 @@ from bowline.cli.fill_mask import fill_mask
 from bowline.cli.generate import generate
 from bowline.cli.history import history
 from bowline.cli.init_loss import init_loss
+from bowline.cli.merge import merge
 from bowline.cli.prune import PruneCommand, prune
 from bowline.cli.resize import resize
 from bowline.cli.study import study
@@ -48,6 +49,7 @@ app.command()(tie)
 app.command()(untie)
 app.command()(resize)
 app.command(cls=PruneCommand)(prune)
+app.command()(merge)
 app.command()(cast)
 app.command()(dedupe)
 app.command()(undo)

@@ -107,6 +107,16 @@ class CheckpointEdit:
             return self._and(DraftHeadStep(corpus=tuple(map(Path, corpus)), keep_tokens=listed, count=draft))
         return self._and(PruneStep(corpus=tuple(map(Path, corpus)), keep_tokens=listed, pattern=pattern))
 
+    def merge(
+        self, adapter: str | os.PathLike[str], *, tied: Literal["untie", "both", "refuse"] = "untie"
+    ) -> CheckpointEdit:
+        """The base with a PEFT adapter in it; see `bowline merge`."""
+        from bowline.edit.steps.merge_step import MergeStep
+
+        if tied not in ("untie", "both", "refuse"):
+            raise UsageError(f"tied is {tied!r}, expected 'untie', 'both' or 'refuse'", argument="tied")
+        return self._and(MergeStep(adapter=Path(adapter), tied=tied))
+
     def cast(self, dtype: str, *, only: Literal["vocabulary"] | None = None) -> CheckpointEdit:
         """Another float dtype, `"bf16"`, `"f16"` or `"f32"`; see `bowline cast`."""
         return self._and(CastStep(dtype=dtype, only=only))

@@ -1,0 +1,1 @@
+"""What a PEFT adapter makes of the tensors of its base; no torch."""
