@@ -16,11 +16,19 @@ from bowline.wording import printable
 if TYPE_CHECKING:
     from bowline.edit import CheckpointEdit
 
-__all__ = ["Copy", "Destination", "DryRun", "InPlace", "Source", "run_edit"]
+__all__ = ["Copy", "Destination", "DestinationOrGGUF", "DryRun", "InPlace", "Source", "SourceOrGGUF", "run_edit"]
 
 Source = Annotated[str, typer.Argument(metavar="SRC", help="The checkpoint's directory.")]
+SourceOrGGUF = Annotated[str, typer.Argument(metavar="SRC", help="The checkpoint's directory, or a .gguf file.")]
 Destination = Annotated[
     Path | None, typer.Argument(metavar="[DST]", help="A new directory for the result; or give --in-place.")
+]
+DestinationOrGGUF = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[DST]",
+        help="A new directory for the result, or a new .gguf file if SRC is GGUF; or give --in-place.",
+    ),
 ]
 InPlace = Annotated[
     bool,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from bowline.cli.edit_options import Copy, Destination, DryRun, InPlace, Source, run_edit
+from bowline.cli.edit_options import Copy, DestinationOrGGUF, DryRun, InPlace, SourceOrGGUF, run_edit
 
 __all__ = ["PruneCommand", "prune"]
 
@@ -36,8 +36,8 @@ class PruneCommand(TyperCommand):
 
 
 def prune(
-    source: Source,
-    destination: Destination = None,
+    source: SourceOrGGUF,
+    destination: DestinationOrGGUF = None,
     corpus: Annotated[
         list[Path], typer.Option(help="Text files, in UTF-8, whose tokens stay: several, after SRC and DST.")
     ] = [],  # noqa: B006
@@ -67,6 +67,8 @@ def prune(
 
     Text of the corpus splits as before; any other text is still spelled, in more tokens. Special and added tokens,
     bytes or single characters, and every token that another is merged from stay.
+
+    In a GGUF file the rows that stay are the stored bytes; --corpus needs the model's tokenizer.json beside it.
 
     With --draft, DST gets lm_head.weight, and the maps d2t and t2d between its rows and the target's ids, as SGLang and
     vLLM read them; a draft model in EAGLE's layout stays whole, with the smaller head.

@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-from bowline.cli.edit_options import Copy, Destination, DryRun, InPlace, Source, run_edit
+from bowline.cli.edit_options import Copy, DestinationOrGGUF, DryRun, InPlace, SourceOrGGUF, run_edit
 
 __all__ = ["resize"]
 
 
 def resize(
-    source: Source,
-    destination: Destination = None,
+    source: SourceOrGGUF,
+    destination: DestinationOrGGUF = None,
     to: Annotated[int | None, typer.Option(help="The number of tokens.")] = None,
     pad_to_multiple_of: Annotated[int | None, typer.Option(help="Round the number of rows up to a multiple.")] = None,
     new_rows: Annotated[
         str,
         typer.Option(
-            help="What a new token's row is: mean, gaussian (mean and covariance, as transformers draws it), zeros, "
+            help="What a new token's row is: mean, gaussian (drawn by mean and covariance), zeros, "
             "copy:ID, or like:TEXT, the mean of TEXT's pieces; like: alone takes each added token's own text."
         ),
     ] = "mean",
@@ -34,6 +34,7 @@ def resize(
     """Give every tensor of the vocabulary another number of rows, and the configs the size.
 
     The first ids stay. A token that the tokenizer or a config uses is never dropped: `bowline prune` does that.
+    A GGUF file can only lose rows.
     """
     texts = []
     if add_tokens is not None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bowline.cli.edit_options import Copy, Destination, DryRun, InPlace, Source, run_edit
+from bowline.cli.edit_options import Copy, DestinationOrGGUF, DryRun, InPlace, SourceOrGGUF, run_edit
 
 __all__ = ["tie"]
 
@@ -20,8 +20,8 @@ class KeptEnd(StrEnum):
 
 
 def tie(
-    source: Source,
-    destination: Destination = None,
+    source: SourceOrGGUF,
+    destination: DestinationOrGGUF = None,
     keep: Annotated[
         KeptEnd | None, typer.Option(help="The end whose values serve both, where the two differ. Never an average.")
     ] = None,
@@ -34,6 +34,8 @@ def tie(
 
     The two ends are compared byte by byte. Where they differ nothing is done, unless --keep says which one stays.
     Ties of biases, and of an encoder's and a decoder's embeddings, are treated alike.
+
+    A GGUF file has no flag: output.weight is dropped where llama.cpp falls back to token_embd.weight.
     """
     run_edit(
         source,

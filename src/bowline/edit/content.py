@@ -187,17 +187,29 @@ class Cast(Content):
 
     def bits(self, start: int, stop: int) -> Bits:
         values = self.parent.values(start, stop)
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            bits = encode(values, self.dtype)
-            after = decode(bits.view(np.uint8).reshape(-1), self.dtype, values.shape)
-            overflows = int((np.isinf(after) & np.isfinite(values)).sum())
-            tiny = (np.abs(values) < SMALLEST_NORMAL[self.dtype]) & (values != 0)
-            lost = tiny & (after != values)
-        self._counted[start] = overflows, int(lost.sum())
+        bits = encode(values, self.dtype)
+        infinite, normal = PATTERNS[self.dtype]
+        size = bits & bits.dtype.type((1 << 8 * bits.itemsize - 1) - 1)  # without the sign
+        overflows = int((size == infinite).sum())
+        if overflows:
+            overflows -= int(np.isinf(values).sum())
+        small = np.flatnonzero(size <= normal)
+        if len(small):
+            before = values.reshape(-1)[small]
+            after = decode(bits.reshape(-1)[small].view(np.uint8), self.dtype, before.shape)
+            small = small[(before != after) & (np.abs(before) < SMALLEST_NORMAL[self.dtype])]
+        self._counted[start] = overflows, len(small)
         return bits
 
 
 SMALLEST_NORMAL: Mapping[str, float] = {"F16": 2.0**-14, "BF16": 2.0**-126, "F32": 2.0**-126, "F64": 2.0**-1022}
+PATTERNS: Mapping[str, tuple[int, int]] = {
+    "F16": (0x7C00, 0x0400),
+    "BF16": (0x7F80, 0x0080),
+    "F32": (0x7F800000, 0x00800000),
+    "F64": (0x7FF0 << 48, 0x0010 << 48),
+}
+"""The bits of infinity and of the smallest normal number."""
 
 
 class Scaled(Content):

@@ -169,13 +169,16 @@ def encode(values: NDArray[Any], dtype: str) -> NDArray[Any]:
         words = words | (inexact & np.isfinite(values)).astype(np.uint32)
     else:
         words = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))
+    rounded = words >> np.uint32(16)  # in place from here on: this is where casts and merges spend their time
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += words
+    rounded >>= np.uint32(16)
     nan = np.isnan(values)
-    return (
-        np.where(nan, (words >> np.uint32(16)) | np.uint32(0x40), rounded >> np.uint32(16))
-        .astype("<u2")
-        .reshape(values.shape)
-    )
+    if nan.any():
+        nan = nan.reshape(words.shape)
+        rounded[nan] = (words[nan] >> np.uint32(16)) | np.uint32(0x40)
+    return rounded.astype("<u2").reshape(values.shape)
 
 
 @cache
