@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +41,7 @@ def merge(
     LoRA, rsLoRA, DoRA, saved modules and trained rows are merged, in float32, a block of rows at a time. The flag is
     written as the bytes then are, and every tensor of the adapter is accounted for.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the blocks are small, and computed by threads of their own
     run_edit(
         base,
         destination,

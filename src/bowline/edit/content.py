@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,9 @@ from bowline.errors import FormatError
 __all__ = ["Cast", "ChosenRows", "Content", "Held", "NewRows", "Scaled", "Stored"]
 
 BLOCK_BYTES = 256 << 10
+THREADS = 2
+WORTH_THREADS = 4
+"""Blocks from which a tensor is computed by several threads."""
 Bits = npt.NDArray[Any]
 """Bit patterns: unsigned integers as wide as the elements."""
 
@@ -60,11 +65,28 @@ class Content(ABC):
     def parts(self) -> Iterator[Any]:
         """The bytes in a file, in parts; each is valid until the next is asked for."""
         for start, stop in self.blocks():
-            yield np.ascontiguousarray(self.bits(start, stop))
+            yield self._block(start, stop)
 
     def sources(self) -> Iterator[Any]:
-        """The same for a writer: where bytes are stored as they are, the range of the file that holds them."""
-        return self.parts()
+        """The same for a writer: where bytes are stored as they are, the range of the file that holds them.
+
+        Blocks that have to be computed are computed side by side, a few ahead of the writer.
+        """
+        blocks = list(self.blocks())
+        if len(blocks) < WORTH_THREADS:
+            yield from self.parts()
+            return
+        with ThreadPoolExecutor(THREADS) as computing:
+            ahead: deque[Future[Bits]] = deque()
+            for block in blocks:
+                ahead.append(computing.submit(self._block, *block))
+                if len(ahead) > THREADS:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+
+    def _block(self, start: int, stop: int) -> Bits:
+        return np.ascontiguousarray(self.bits(start, stop))
 
 
 class Stored(Content):

@@ -29,10 +29,14 @@ class LowRank(Content):
 
     def sums(self, start: int, stop: int) -> Values:
         """Rows `[start, stop)` before they are rounded, as a matrix."""
-        values = _wide(self.parent.values(start, stop)).reshape(stop - start, -1)
+        values = self.parent.values(start, stop).reshape(stop - start, -1)
         left, right = self.factors()
-        values += (left[start:stop] * left.dtype.type(self.scaling)) @ right
-        return values
+        sums: Values = np.matmul(left[start:stop], right)
+        if values.dtype == np.float64:
+            sums = sums.astype(np.float64)
+        sums *= self.scaling
+        sums += values
+        return sums
 
     def bits(self, start: int, stop: int) -> Bits:
         return encode(self.sums(start, stop).reshape(stop - start, *self.shape[1:]), self.dtype)

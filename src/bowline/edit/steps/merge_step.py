@@ -146,7 +146,7 @@ class _Merging:
         if name is None:
             raise FormatError(
                 f"{self.adapter.file}: {shown(change.tensors[0].name)} has no place in the base, which stores no "
-                f"{shown(change.module)}.{change.attribute}",
+                f"{shown(f'{change.module}.{change.attribute}')}",
                 help="give the base that the adapter was trained on; a new head, such as a classifier, needs its own "
                 "class: merge it with PEFT",
             )
