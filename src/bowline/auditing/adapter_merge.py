@@ -1,4 +1,4 @@
-"""What PEFT's `merge_and_unload` and Bowline's `merge_lora` make of an adapter at the ends of a tie.
+"""What PEFT's `merge_and_unload`, `merge_lora` and `bowline merge` make of an adapter at the ends of a tie.
 
 Each case was run for Llama, GPT-2, Gemma 3, BERT and T5 in the versions named here. tests/parity/test_adapter_merges.py
 runs them again and holds them against this module.
@@ -7,18 +7,19 @@ runs them again and holds them against this module.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bowline.auditing.adapter_evidence import AdapterDelta, BaseModel, DeltaKind, End, Holds, Merge, MergedEnd
 from bowline.wording import joined
 
-__all__ = ["MERGE_LORA", "PEFTS_NAMES", "PEFT_RUN", "TRANSFORMERS_RUN", "nests", "predict_merges"]
+__all__ = ["MERGE", "MERGE_LORA", "PEFTS_NAMES", "PEFT_RUN", "TRANSFORMERS_RUN", "nests", "predict_merges"]
 
 PEFT_RUN, TRANSFORMERS_RUN = "0.21.2", "5.23.0"
 """The versions that the outcomes were seen in."""
 
 PEFTS_NAMES = ("embed_tokens", "lm_head")
 """PEFT acts on `ensure_weight_tying` only if a target has one of these names."""
-PEFT, MERGE_LORA = "peft", "merge_lora"
+PEFT, MERGE_LORA, MERGE = "peft", "merge_lora", "bowline merge"
 FACTORS = (DeltaKind.LORA, DeltaKind.DORA)
 UNCHANGED = "neither end changes"
 
@@ -36,14 +37,14 @@ def predict_merges(
         merge
         for tied in states
         for merge in (
-            (_peft_tied(base, deltas, alike, shared_copy), _ours_tied(base, deltas, alike, shared_copy))
+            tuple(make(base, deltas, alike, shared_copy) for make in (_peft_tied, _ours_tied, _on_disk))
             if tied
             else _untied(base, deltas)
         )
     )
 
 
-def _untied(base: BaseModel, deltas: Sequence[AdapterDelta]) -> tuple[Merge, Merge]:
+def _untied(base: BaseModel, deltas: Sequence[AdapterDelta]) -> tuple[Merge, ...]:
     """Each module gets its own change. Trained rows at a head that has a bias are trained without it."""
     changed = {delta.place.module for delta in deltas}
     known = not any(delta.kind is DeltaKind.OTHER for delta in deltas)
@@ -61,11 +62,24 @@ def _untied(base: BaseModel, deltas: Sequence[AdapterDelta]) -> tuple[Merge, Mer
     if loses_bias:
         text += "; the head's bias, which PEFT leaves out while the adapter is on, counts again"
     exact = None if not known else not loses_bias
-    peft, ours = (
+    return tuple(
         Merge(tool=tool, tied_base=False, ends=ends, tie_stays=None, exact=exact, text=text)
-        for tool in (PEFT, MERGE_LORA)
+        for tool in (PEFT, MERGE_LORA, MERGE)
     )
-    return peft, ours
+
+
+def _on_disk(base: BaseModel, deltas: Sequence[AdapterDelta], alike: bool | None, shared_copy: bool) -> Merge:
+    """`bowline merge` makes the same of the files, and parts the ends without being asked.
+
+    It leaves out what was trained in a module that no layer calls, so that a tie can stay.
+    """
+    rows = len(deltas) == 1 and deltas[0].kind is DeltaKind.ROWS  # trained for every end
+    called = [delta for delta in deltas if rows or delta.place.module not in base.unused]
+    made = replace(_ours_tied(base, called, alike, shared_copy), tool=MERGE)
+    if made.tie_stays is False:
+        text = "gives each end its own and sets the flag to false; --tied both makes each change on the shared matrix"
+        made = replace(made, text=text)
+    return made
 
 
 def _peft_tied(base: BaseModel, deltas: Sequence[AdapterDelta], alike: bool | None, shared_copy: bool) -> Merge:

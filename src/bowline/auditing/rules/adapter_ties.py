@@ -13,7 +13,10 @@ from bowline.auditing.rules.rule import Observation, Severity, adapter_rule
 from bowline.wording import joined
 
 FACTORS = (DeltaKind.LORA, DeltaKind.DORA)
-MERGE_LORA = 'merge with bowline.nn.merge_lora(model, on_tie="untie"), which gives each end its own'
+MERGE_LORA = (
+    "merge with `bowline merge BASE ADAPTER DST`, or "
+    'bowline.nn.merge_lora(model, on_tie="untie"): each end gets its own'
+)
 ONE_FOR_BOTH = (
     "; or train again with ensure_weight_tying=True, which makes one adapter for both ends, and merge with merge_lora"
 )
@@ -104,7 +107,8 @@ def delta_merged_twice(evidence: AdapterEvidence) -> Iterator[Observation]:
         yield Observation(
             message=f"{ends} share one matrix and carry one {delta}: PEFT's merge ({PEFT_RUN}) adds it "
             f"{'twice' if len(evidence.loaded) == 2 else f'{len(evidence.loaded)} times'}",
-            help="merge with bowline.nn.merge_lora(model), which adds it once and keeps the tie",
+            help="merge with `bowline merge BASE ADAPTER DST`, or bowline.nn.merge_lora(model): it is added once, and "
+            "the tie stays",
             tensors=_names(evidence.loaded),
             file=evidence.adapter.file,
         )
