@@ -37,7 +37,7 @@ from bowline.tie import TieState
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["gather_adapter"]
+__all__ = ["gather_adapter", "known_base"]
 
 LOADER = "transformers-5"
 LORA_PARTS = frozenset({Part.LORA_A, Part.LORA_B, Part.EMBEDDING_A, Part.EMBEDDING_B, Part.LORA_BIAS, Part.MAGNITUDE})
@@ -91,7 +91,7 @@ def gather_adapter(files: FileSet, *, values: bool = True, base: Checkpoint | No
 
 def _base_model(adapter: Adapter, given: Checkpoint | None, *, values: bool) -> BaseModel:
     if given is not None:
-        return _known_base(given, values=values, given=True)
+        return known_base(given, values=values, given=True)
     name = adapter.config.base
     if name is None:
         return _unknown_base(adapter, "adapter_config.json names no base model")
@@ -99,7 +99,7 @@ def _base_model(adapter: Adapter, given: Checkpoint | None, *, values: bool) -> 
         return _unknown_base(adapter, f"its base model {shown(name)} is not a directory of this machine")
     try:
         with open_checkpoint(os.path.join(name, "")) as checkpoint:  # noqa: PTH118 - with a slash it is never a Hub name
-            return _known_base(checkpoint, values=values, given=False)
+            return known_base(checkpoint, values=values, given=False)
     except CheckpointError as error:
         return _unknown_base(adapter, f"its base model cannot be read: {error.message}")
 
@@ -124,7 +124,8 @@ def _as_adapted(base: BaseModel, config: AdapterConfig) -> BaseModel:
     )
 
 
-def _known_base(checkpoint: Checkpoint, *, values: bool, given: bool) -> BaseModel:
+def known_base(checkpoint: Checkpoint, *, values: bool, given: bool) -> BaseModel:
+    """What an open checkpoint says about itself as the base of an adapter."""
     evidence = gather(checkpoint, values=False)
     main = evidence.main_tie
     if values and main is not None and main.state is None and not main.unseen:  # both ends are stored: compare them

@@ -1,4 +1,4 @@
-"""Changes of a checkpoint where it lies, without building the model: tie, untie, resize, prune, cast, dedupe, undo.
+"""Changes of a checkpoint where it lies, without building the model: tie, untie, resize, prune, merge, cast, dedupe, undo.
 
 An edit is a chain of `steps`. Each makes a new `draft` of a draft: what every tensor consists of (`content`), and what
 the small files say. The `plan` says what becomes of each file. `commit` writes it beside the checkpoint, reads it again
@@ -6,6 +6,7 @@ the small files say. The `plan` says what becomes of each file. `commit` writes 
 imports torch, and memory does not grow with the model.
 """
 
+from bowline.edit.adapter.extraction import ExtractionReport, extract_adapter
 from bowline.edit.checkpoint_edit import CheckpointEdit, EditableCheckpoint, open_checkpoint
 from bowline.edit.commit import EditReport
 from bowline.edit.history import forget, history, undo
@@ -16,6 +17,8 @@ __all__ = [
     "EditReport",
     "EditableCheckpoint",
     "EditPlan",
+    "ExtractionReport",
+    "extract_adapter",
     "forget",
     "history",
     "open_checkpoint",
