@@ -1,4 +1,4 @@
-"""Changes of a checkpoint where it lies, without building the model: tie, untie, resize, prune, merge, cast, dedupe, undo.
+"""Changes of a checkpoint where it lies, without building the model: tie, untie, resize, prune, merge, cast, undo.
 
 An edit is a chain of `steps`. Each makes a new `draft` of a draft: what every tensor consists of (`content`), and what
 the small files say. The `plan` says what becomes of each file. `commit` writes it beside the checkpoint, reads it again
