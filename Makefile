@@ -6,7 +6,7 @@ PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo demo-audit demo-models demo-train test real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
-.PHONY: sweep-loss sweep-loss-4 sweep-loss-compiled fuzz fuzz-gguf families mlx-table clean help
+.PHONY: sweep-loss sweep-loss-4 sweep-loss-compiled edits fuzz fuzz-gguf families mlx-table clean help
 
 help:
 	@echo "make demo          audit a real checkpoint beside broken ones (no torch), the families, and a model trained here"
@@ -17,6 +17,7 @@ help:
 	@echo "make sweep-vllm, make sweep-llama-cpp, make sweep-mlx: every class with a head in 25 states in those loaders"
 	@echo "make sweep-loss    every class with a head, with use_tied_loss and without: loss, gradients, logits"
 	@echo "make sweep-loss-4  the same in transformers 4; make sweep-loss-compiled: the same under torch.compile"
+	@echo "make edits         every class with a tied head edited on disk, loaded and undone; edits stopped at every write"
 	@echo "make fuzz          200,000 safetensors headers against safetensors itself"
 	@echo "make fuzz-gguf     100,000 damaged GGUF files against the gguf package"
 	@echo "make real          the tests that use a real trained model, which it fetches (SmolLM2-135M), and other tools"
@@ -64,7 +65,7 @@ test: $(VENV)/dev $(VENV)/minilm beside
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not real"
 
 kills: $(VENV)/dev
 	$(BIN)/python -m tests.train.kill_loop --kills 20
@@ -92,6 +93,10 @@ sweep-loss-4: $(PEERS)/transformers-4.57.1/ready
 
 sweep-loss-compiled: $(VENV)/dev
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tools.tied_loss_sweep --compiled
+
+edits: $(VENV)/dev
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tools.edit_sweep
+	BOWLINE_EDIT_STOPS_EVERY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 tests/faults/test_edit_stops.py
 
 fuzz: $(VENV)/dev
 	$(BIN)/python -m tests.checkpoint.formats.header_fuzz --count 200000
