@@ -514,3 +514,11 @@ def test_bits_of_bfloat16_are_copied_as_they_are(tmp_path: Path) -> None:
     run(place, lambda edit: edit.untie().resize(80, new_rows="copy:1"))
     assert same(stored(place)[HEAD][:ROWS], patterns)
     assert same(stored(place)[WTE][ROWS], patterns[1])
+
+
+def test_an_edit_in_place_that_changes_nothing_is_not_recorded(tmp_path: Path) -> None:
+    place = tied_gpt2(tmp_path / "model", tie_word_embeddings=True)
+    report = run(place, lambda edit: edit.tie())
+    assert report.unchanged and str(report).endswith(f"{place}: there is nothing to change")
+    assert not history(place)
+    assert sorted(path.name for path in place.iterdir()) == ["config.json", "model.safetensors"]

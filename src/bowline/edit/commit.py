@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from bowline.auditing import audit
+from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.progress import Progress
 from bowline.checkpoint.durable.file_creation import cannot_write, copy_attributes, create, flushing
 from bowline.checkpoint.durable.file_publication import publishing_files
@@ -43,24 +44,29 @@ class EditReport:
 
     plan: EditPlan
     place: Path
-    compared: int
-    """Bytes of the result that were read again and compared with their source."""
-    checked: tuple[str, ...]
-    """What the steps' own checks of the result saw."""
     findings: tuple[str, ...]
     clean: bool
     notes: tuple[str, ...]
-    kept_in: Path | None
+    compared: int = 0
+    """Bytes of the result that were read again and compared with their source."""
+    checked: tuple[str, ...] = ()
+    """What the steps' own checks of the result saw."""
+    kept_in: Path | None = None
     """The directory that keeps the old files, after an edit in place."""
+    unchanged: bool = False
+    """True for an edit in place that changes nothing; none is recorded then."""
 
     def lines(self) -> Iterator[str]:
         """The report, a line for each fact."""
         yield from (f"{note}" for note in self.notes)
         yield from self.plan.lines()
+        if self.unchanged:
+            yield f"{self.place}: there is nothing to change"
+            return
         yield f"{self.place}: written; {size(self.compared)} read again and compared"
         yield from (f"  {sentence}" for sentence in self.checked)
         yield from (f"  {note}" for note in _cast_counts(self.plan))
-        yield "audit of the result, by its headers: " + ("nothing to report" if not self.findings else "")
+        yield "audit of the result, by its headers:" + (" nothing to report" if not self.findings else "")
         yield from (f"  {finding}" for finding in self.findings)
         if self.kept_in is not None:
             yield f"the old files are kept; `bowline undo {self.place}` brings them back"
@@ -105,6 +111,8 @@ def commit(
             place = destination
         notes = clear_leftovers(place)
         _refuse_if_changed(source, seen)
+        if destination is None and not plan.changes:
+            return _report(plan, place, notes, audit(place / plan.audited, values=False), unchanged=True)
         if destination is None:
             _refuse_shared_files(plan, place)
         _refuse_if_full(plan, place, copies=copy and destination is not None)
@@ -125,15 +133,18 @@ def commit(
             _refuse_if_changed(source, seen)
         if destination is None:
             remove_undone(place)
+    kept = None if kept_in is None else place / kept_in.relative_to(stage)
+    return _report(plan, place, notes, report, compared=compared, checked=checked, kept_in=kept)
+
+
+def _report(plan: EditPlan, place: Path, notes: tuple[str, ...], report: AuditReport, **fields: Any) -> EditReport:
     return EditReport(
         plan=plan,
         place=place,
-        compared=compared,
-        checked=checked,
         findings=tuple(f"{found.code}: {found.message}" for found in report.findings),
         clean=report.clean,
         notes=notes,
-        kept_in=None if kept_in is None else place / kept_in.relative_to(stage),
+        **fields,
     )
 
 

@@ -22,7 +22,7 @@ NAMED = ("mean", "gaussian", "zeros")
 COPY = re.compile(r"copy:(\d+)")
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 GAUSSIAN_SCALE = 1e-5
-"""Factor on the covariance in Hewitt's rule (nlp.stanford.edu/~johnhew/vocab-expansion.html), as in transformers."""
+"""Factor on the covariance, by Hewitt (nlp.stanford.edu/~johnhew/vocab-expansion.html); transformers 5 has 1e-9."""
 SEED = 0
 """New rows are drawn from this seed: the same edit gives the same bytes."""
 Values = npt.NDArray[np.float64]
