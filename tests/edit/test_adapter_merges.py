@@ -271,4 +271,4 @@ def test_every_tensor_is_accounted_for(bases: Callable[[str, bool], Base], tmp_p
     count = len(load_file(place / "adapter_model.safetensors"))
     report = merge(base.place, place, tmp_path / "merged")
     assert f"all {count} tensors of the adapter are accounted for: " in str(report)
-    assert "LoRA of rank 4" in str(report) and "1 tensors: a saved module" in str(report)
+    assert "LoRA of rank 4" in str(report) and "1 for a saved module" in str(report)

@@ -321,7 +321,7 @@ class _Merging:
         config, base = self.adapter.config, self.draft.source.location
         if config.base and PurePath(config.base).name.lower() != PurePath(base).name.lower():
             yield f"the adapter names {shown(config.base)} as its base, and the base given is {base}"
-        counted = "; ".join(f"{count} tensors: {text}" for text, count in self.done.items())
+        counted = "; ".join(f"{count} for {text}" for text, count in self.done.items())
         total = sum(self.done.values())
         if total != len(self.adapter.tensors):
             raise FormatError(f"{self.adapter.file}: {len(self.adapter.tensors) - total} tensors are unaccounted for")
