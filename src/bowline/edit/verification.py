@@ -80,7 +80,7 @@ def _compare_parts(file: FileParts, written: LocalFile) -> int:
         raise _differs(error.message) from error
     at = 0
     for part in file.parts():
-        expected = memoryview(part)
+        expected = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
         if not _same(memoryview(written.read_at(at, len(expected))), expected):
             raise _differs(f"{written.name}: differs from what was planned within the bytes from {at} on")
         at += len(expected)

@@ -1,0 +1,1 @@
+"""Models in the formats of other runtimes: the tie survives, or the report says what became of it."""
