@@ -161,9 +161,9 @@ def _of_tables(
 ) -> dict[str, dict[str, Outcome | None]]:
     """The outcomes, with those of ties whose matrix is a table of `quantize_tied`, which no loader reads."""
     if names_its_table(checkpoint.config):
-        fate = Outcome(Fate.REFUSED, "quantization_config has no quant_method: the int8 table is not read")
+        fate = Outcome(Fate.REFUSED, "quantization_config has no quant_method: the quantised table is not read")
     else:
-        fate = Outcome(Fate.RANDOM, "only an int8 table is stored, which is not read")
+        fate = Outcome(Fate.RANDOM, "only a quantised table is stored, which is not read")
     tabled = {tie.tie.target for tie in ties if table_of(tie.tie.source, checkpoint.tensors)}
     return {
         loader: {

@@ -39,7 +39,7 @@ def in_other_form(name: str, stored: Collection[str]) -> bool:
 
 
 def table_of(name: str, stored: Collection[str]) -> str | None:
-    """The int8 table of `bowline.nn.quantize_tied` that is stored in place of the weight `name`, or `None`.
+    """The table of `bowline.nn.quantize_tied` that is stored in place of the weight `name`, or `None`.
 
     Example:
         >>> table_of("wte.weight", {"wte.table.values", "wte.table.scale"})

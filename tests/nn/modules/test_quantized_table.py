@@ -305,6 +305,11 @@ def test_a_model_that_is_not_tied_is_refused_and_so_is_a_second_time() -> None:
         quantize_tied(model)
 
 
-def test_only_int8_is_offered() -> None:
-    with pytest.raises(UsageError, match=r"dtype=torch\.uint8: expected torch\.int8"):
+def test_only_int8_and_int4_are_offered_and_groups_that_divide_the_width() -> None:
+    with pytest.raises(UsageError, match=r"dtype=torch\.uint8: expected 'int8' or 'int4'"):
         quantize_tied(tiny(), dtype=torch.uint8)
+    for dtype, size in (("int8", 48), ("int4", 48), ("int4", 1)):
+        with pytest.raises(UsageError, match=rf"group_size={size}: expected an? (even )?divisor of the width, {WIDTH}"):
+            quantize_tied(tiny(), dtype=dtype, group_size=size)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="group_size=0: expected a number of columns"):
+        quantize_tied(tiny(), group_size=0)

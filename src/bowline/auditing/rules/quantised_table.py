@@ -14,11 +14,11 @@ from bowline.wording import byte_count, joined
 
 @rule("BW116", "quantised-table", Severity.INFO, also=Severity.WARNING)
 def quantised_table(evidence: Evidence) -> Iterator[Observation]:
-    """Embedding and head are one int8 table, which `bowline.nn.quantize_tied` made.
+    """Embedding and head are one quantised table, which `bowline.nn.quantize_tied` made.
 
-    What: the file holds `<embedding>.table.values` (int8) and `<embedding>.table.scale` in place of the matrix, and one
-    table serves both ends of the tie. The finding is a warning if `quantization_config` in `config.json` does not name
-    the table.
+    What: the file holds `<embedding>.table.values` and `<embedding>.table.scale` (and, for int4, `.zero`) in place of
+    the matrix, and one table serves both ends of the tie. The finding is a warning if `quantization_config` in
+    `config.json` does not name the table.
 
     Why it hurts: only `bowline.nn.load_checkpoint` reads it. If the config names it, transformers' `from_pretrained`
     refuses the checkpoint, because the entry has no `quant_method`, and so does vLLM. Without the entry transformers
@@ -35,9 +35,12 @@ def quantised_table(evidence: Evidence) -> Iterator[Observation]:
         table = table_of(source, evidence.tensors)
         if table is not None:
             targets = [tie.tie.target for tie in evidence.ties if tie.tie.source == source]
+            dtype = "int4" if f"{table}.zero" in evidence.tensors else "int8"
+            parts = ("values", "scale", "zero") if dtype == "int4" else ("values", "scale")
             yield Observation(
                 message=(
-                    f"{table} is an int8 table that quantize_tied made of {source}, and serves {', '.join(targets)} too"
+                    f"{table} is an {dtype} table that quantize_tied made of {source}, and serves "
+                    + f"{', '.join(targets)} too"
                     + ("" if named else "; config.json does not name it, so transformers initialises all at random")
                 ),
                 help=(
@@ -45,7 +48,7 @@ def quantised_table(evidence: Evidence) -> Iterator[Observation]:
                     if named
                     else "save the model with bowline.nn.save_checkpoint, so that other loaders refuse the files"
                 ),
-                tensors=(f"{table}.values", f"{table}.scale"),
+                tensors=tuple(f"{table}.{part}" for part in parts),
                 severity=None if named else Severity.WARNING,
             )
 

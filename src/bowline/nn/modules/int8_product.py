@@ -13,7 +13,7 @@ import functools
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["fast_product"]
+__all__ = ["block_rows", "fast_product", "only_plain_serves"]
 
 MOST_STATES = 4
 """The number of hidden states up to which the kernels are faster than converted blocks."""
@@ -32,14 +32,16 @@ STEPS = 2**22
 def fast_product(hidden: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor | None:
     """`hidden @ (scale[:, None] * values).T`, `(..., D)` to `(..., V)`; `None` where only the plain way serves.
 
+    With scales `(V, D / G)` each group of G columns has its own, and blocks are converted.
+
     That is: where a gradient is wanted, in either mode of differentiation, on another device, while torch traces or
     compiles, under `torch.func` and under autocast. The sums are float32's (float64's for float64). A logit is rounded
     to the dtype of `hidden`; in blocks of bfloat16 twice, before and after it is scaled.
     """
-    if not _serves(hidden, values, scale):
+    if only_plain_serves(hidden, values, scale):
         return None
     states = hidden.reshape(-1, hidden.shape[-1])
-    few = len(states) <= MOST_STATES
+    few = len(states) <= MOST_STATES and scale.ndim == 1
     if few and hidden.dtype is torch.bfloat16 and values.shape[1] % ALIGNED == 0:
         logits = torch._weight_int8pack_mm(states.contiguous(), values, scale)
     elif few and hidden.dtype is not torch.float64 and _multiplies_int8():
@@ -49,14 +51,17 @@ def fast_product(hidden: torch.Tensor, values: torch.Tensor, scale: torch.Tensor
     return logits.view(*hidden.shape[:-1], len(values))
 
 
-def _serves(hidden: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) -> bool:
+def only_plain_serves(hidden: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) -> bool:
+    """Whether only the float product of torch's own functions gives what the caller asks for."""
     traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     if traced or torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0:
-        return False
+        return True
     if torch._C._functorch.is_functorch_wrapped_tensor(hidden):
-        return False
+        return True
     plain = type(hidden) is torch.Tensor and hidden.is_cpu and values.is_cpu and hidden.dtype is scale.dtype
-    return plain and not (torch.is_grad_enabled() and hidden.requires_grad) and hidden.numel() > 0 and len(values) > 0
+    if not plain or (torch.is_grad_enabled() and hidden.requires_grad):
+        return True
+    return hidden.numel() == 0 or len(values) == 0
 
 
 @functools.cache
@@ -89,15 +94,23 @@ def _by_digits(states: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) 
 
 
 def _by_blocks(states: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Rows converted block by block in one buffer; the logits are scaled, not the rows."""
-    dtype = torch.float32 if states.dtype is torch.float16 else states.dtype  # an unscaled sum overflows float16
+    """Rows converted block by block in one buffer; the logits are scaled, not the rows, unless groups have scales."""
+    narrow = states.dtype is torch.float16 or (scale.ndim == 2 and states.dtype is torch.bfloat16)
+    dtype = torch.float32 if narrow else states.dtype  # an unscaled sum overflows float16; scaled rows would be rounded
     states, rows, width = states.to(dtype), *values.shape
-    entries = BUFFER_ELEMENTS if torch.get_num_threads() == 1 else BUFFER_OF_THREADS
-    step = max(1, entries // width)
+    step = block_rows(width)
     logits = torch.empty(len(states), rows, dtype=dtype, device=states.device)
     buffer = torch.empty(min(step, rows), width, dtype=dtype, device=states.device)
     for start in range(0, rows, step):
         block = buffer[: min(step, rows - start)]
         block.copy_(values[start : start + step])
+        if scale.ndim == 2:
+            steps = scale[start : start + step].to(dtype)
+            block.view(*steps.shape, -1).mul_(steps.unsqueeze(-1))
         torch.mm(states, block.t(), out=logits[:, start : start + step])
-    return logits.mul_(scale.to(dtype)).to(scale.dtype)
+    return (logits.mul_(scale.to(dtype)) if scale.ndim == 1 else logits).to(scale.dtype)
+
+
+def block_rows(width: int) -> int:
+    """The rows that are converted at a time."""
+    return max(1, (BUFFER_ELEMENTS if torch.get_num_threads() == 1 else BUFFER_OF_THREADS) // width)

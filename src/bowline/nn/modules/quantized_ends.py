@@ -1,4 +1,4 @@
-"""The two ends of a tie whose matrix is one int8 table: the lookup and the head. For inference only."""
+"""The two ends of a tie whose matrix is one quantised table: the lookup and the head. For inference only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from bowline.nn.modules.heads import LMHead
-from bowline.nn.modules.quantized_table import QuantizedTable
 from bowline.nn.modules.tied_embedding import TiedEmbedding
 from bowline.nn.tree.class_swap import own_class
 from bowline.nn.tree.slots import Slot
@@ -91,18 +90,18 @@ class QuantizedEmbedding(_Replacement):
     looks_up = True
 
     def __init__(
-        self, table: QuantizedTable, padding_idx: int | None = None, multiplier: Multiplier | None = None
+        self, table: SharedTable, padding_idx: int | None = None, multiplier: Multiplier | None = None
     ) -> None:
         super().__init__()
         self._modules["table"] = table
         self.padding_idx = padding_idx
         self.multiplier = multiplier
-        self.num_embeddings, self.embedding_dim = table.values.shape
+        self.num_embeddings, self.embedding_dim = table.shape
 
     @property
-    def table(self) -> QuantizedTable:
+    def table(self) -> SharedTable:
         """The table, which is this module's child."""
-        return cast(QuantizedTable, self._modules["table"])
+        return cast(SharedTable, self._modules["table"])
 
     @property
     def embed_scale(self) -> float | torch.Tensor | None:
@@ -131,27 +130,27 @@ class QuantizedEmbedding(_Replacement):
 class QuantizedHead(_Replacement):
     """The output end: `(..., D)` hidden states to `(..., V)` logits, `hidden @ rows.T + bias`.
 
-    With h the hidden state, a logit of the rounded matrix is off by at most `(1 + 127 eps) scale[v] / 2 * |h|_1`. The
-    table is the embedding's: the head reads it there and lists it neither in its modules nor in its state.
+    With h the hidden state, a logit of the rounded int8 matrix is off by at most `(1 + 127 eps) scale[v] / 2 * |h|_1`.
+    The table is the embedding's: the head reads it there and lists it neither in its modules nor in its state.
     """
 
     looks_up = False
     bias: nn.Parameter | None
 
-    def __init__(self, table: QuantizedTable, bias: nn.Parameter | None = None) -> None:
+    def __init__(self, table: SharedTable, bias: nn.Parameter | None = None) -> None:
         super().__init__()
         self._shared = (table,)  # in a tuple: a module in a plain attribute would be registered, and stored again
         self.register_parameter("bias", bias)
-        self.out_features, self.in_features = table.values.shape
+        self.out_features, self.in_features = table.shape
 
     @property
-    def table(self) -> QuantizedTable:
+    def table(self) -> SharedTable:
         """The embedding's table."""
         return self._shared[0]
 
     def read(self, table: SharedTable) -> None:
         """Use `table` from now on."""
-        self._shared = (cast(QuantizedTable, table),)
+        self._shared = (table,)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits."""
@@ -159,7 +158,7 @@ class QuantizedHead(_Replacement):
         return logits if self.bias is None else logits + self.bias
 
 
-def quantized(end: Slot, table: QuantizedTable) -> TableEnd:
+def quantized(end: Slot, table: SharedTable) -> TableEnd:
     """The module that reads `table` in place of the end's module."""
     module: Any = end.module
     made: _Replacement

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from bowline.nn.state.torch_dtypes import NAMES
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.tensor_comparison import is_plain
 from bowline.nn.tree.slots import slots
+from bowline.nn.tree.table_slots import SharedTable
 
 __all__ = ["Keep", "save_checkpoint"]
 
@@ -87,7 +88,11 @@ def save_checkpoint(
         if name in state:
             stored.pop(next(iter(to_disk(model, {name: state[name]}))), None)
     groups = [held for group in shared_names(model) if (held := [name for name in group if name in state])]
-    tables = [next(iter(to_disk(model, {name: state[name]}))) for name in table_names(model) if name in state]
+    tables = {
+        next(iter(to_disk(model, {name: state[name]}))): table
+        for name, table in table_names(model).items()
+        if name in state
+    }
     with publishing(place, replaces=lambda name: WEIGHTS.fullmatch(name) is not None) as stage:
         config = _write_config(model, stage, shapes, place / CONFIG, tables)
         again = remade(model, groups, disk, config, shapes) if keep != "both" else []
@@ -176,7 +181,7 @@ def _payload(name: str, tensor: torch.Tensor) -> Payload:
 
 
 def _write_config(
-    model: nn.Module, stage: Path, shapes: Mapping[str, tuple[int, ...]], old: Path, tables: Sequence[str]
+    model: nn.Module, stage: Path, shapes: Mapping[str, tuple[int, ...]], old: Path, tables: Mapping[str, SharedTable]
 ) -> str | None:
     """Write what describes the model beside its weights; returns the text of `config.json`, if there is one.
 

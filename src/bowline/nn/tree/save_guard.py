@@ -10,7 +10,7 @@ from torch import nn
 
 from bowline.errors import CheckpointError
 
-__all__ = ["guard_saves", "refuse_to_save", "transformers_is_saving"]
+__all__ = ["UnsavedByTransformers", "guard_saves"]
 
 METHOD = "save_pretrained"
 
@@ -38,8 +38,8 @@ def save_pretrained(self: nn.Module, *_: Any, **__: Any) -> NoReturn:
 def refuse_to_save() -> NoReturn:
     """Raise the `CheckpointError` of `save_pretrained` on a model with a quantised table."""
     raise CheckpointError(
-        "save_pretrained: quantize_tied made one int8 table of the embedding and the head, and from_pretrained would "
-        "initialise both at random",
+        "save_pretrained: quantize_tied made one quantised table of the embedding and the head, and from_pretrained "
+        "would initialise both at random",
         help="save_checkpoint(model, directory) writes files that load_checkpoint reads; untie_weights(model) converts "
         "the table back to float; or save the model before quantising it",
     )
@@ -53,3 +53,12 @@ def transformers_is_saving() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+class UnsavedByTransformers(nn.Module):
+    """A module whose state transformers' `save_pretrained` does not get: it raises instead."""
+
+    def _save_to_state_dict(self, *arguments: Any, **options: Any) -> None:
+        if transformers_is_saving():
+            refuse_to_save()
+        super()._save_to_state_dict(*arguments, **options)

@@ -18,13 +18,32 @@ __all__ = ["SharedTable", "TableEnd", "TableSlot", "is_head", "is_lookup", "tabl
 
 
 class SharedTable(nn.Module):
-    """A `(V, D)` matrix held as codes: `values` `(V, D)` and one `scale` a row `(V,)`."""
+    """A `(V, D)` matrix held as codes: `values`, `scale` and what else `PARTS` names, the rows first in each."""
 
+    PARTS: ClassVar[tuple[str, ...]] = ("values", "scale")
+    """The names of its tensors, the codes first."""
+    dtype_name: ClassVar[str]
+    """The codes' dtype in words: `"int8"` or `"int4"`."""
     values: torch.Tensor
     scale: torch.Tensor
+    group_size: int | None
+    """The columns that share a scale; `None` for whole rows."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(V, D)`."""
+        raise NotImplementedError
+
+    def coded(self, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parts of a table of this form for these float rows."""
+        raise NotImplementedError
 
     def rows(self, at: torch.Tensor | slice = slice(None)) -> torch.Tensor:
         """The rows `at` of the matrix that the codes stand for: `(..., D)`."""
+        raise NotImplementedError
+
+    def product(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`hidden @ rows.T`: `(..., D)` to `(..., V)`."""
         raise NotImplementedError
 
 

@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from bowline.errors import UsageError
-from bowline.nn.modules.quantized_table import codes_of
 from bowline.nn.ties.optimizer_groups import resize_state
 from bowline.nn.vocabulary.axes import Axis
 from bowline.nn.vocabulary.axis_search import find_vocabulary
@@ -65,7 +64,7 @@ def resize_vocab(
     token; or what a function makes of (old tensor with the vocabulary's axis first (V, ...), count): (count, ...).
     Means, norms and covariances leave the padding row and rows that are not finite out, are computed in float64 and
     rounded once. Biases and logit-bias buffers follow the same rule by their own values; integer tables repeat their
-    rows. In a table that `quantize_tied` made, a kept row keeps its codes and its scale; a new row is made from the
+    rows. In a table that `quantize_tied` made, a kept row keeps its codes and its scales; a new row is made from the
     float rows that the codes stand for, and then quantised. `pad_to_multiple_of` rounds `n` up; the rows beyond it are
     new rows.
 
@@ -142,14 +141,27 @@ class _Resize:
         self._origins = selection.origins(axis.excess, axis.stand_in)
         count = int((self._origins < 0).sum())
         self._table = axis.table
-        self._scales: torch.Tensor | None = None
+        self._made_parts: dict[str, torch.Tensor] = {}
         copies = isinstance(rule, str) and rule.startswith("copy:")
         matrix = axis.tensor if self._table is None or copies else self._table.rows()
         self._made = make_rows(rule, matrix, axis.axis, selection.old_size, count, padding, axis.name)
-        if self._table is not None and copies:
-            self._scales = make_rows(rule, self._table.scale, 0, selection.old_size, count, padding, axis.name)
-        elif self._table is not None:
-            self._made, self._scales = codes_of(self._made)
+        if self._table is not None:
+            made = (
+                {
+                    name: make_rows(rule, part, 0, selection.old_size, count, padding, axis.name)
+                    for name, part in self._parts.items()
+                }
+                if copies
+                else self._table.coded(self._made)
+            )
+            self._made = self._made if copies else made.pop("values")
+            self._made_parts = made
+
+    @property
+    def _parts(self) -> dict[str, torch.Tensor]:
+        """What the table has beside its codes."""
+        names = () if self._table is None else self._table.PARTS[1:]
+        return {name: getattr(self._table, name) for name in names}
 
     @property
     def changes(self) -> bool:
@@ -162,14 +174,13 @@ class _Resize:
             return
         tensor, axis, old_length = self.axis.tensor, self.axis.axis, self._old_length
         _set(tensor, spread(tensor, axis, self._origins, self._made))
-        scale = None if self._table is None else self._table.scale
-        if scale is not None:
-            _set(scale, spread(scale, 0, self._origins, self._scales))
+        for name, part in self._parts.items():
+            _set(part, spread(part, 0, self._origins, self._made_parts[name]))
         back = _inverse(self._origins, old_length)
         if back is not None:
             undo.callback(lambda: _set(tensor, spread(tensor, axis, back, None)))
-            if scale is not None:
-                undo.callback(lambda: _set(scale, spread(scale, 0, back, None)))
+            for part in self._parts.values():
+                undo.callback(_put_back, part, back)
             undo.callback(lambda: self._resize_state(len(self._origins), back))
         self._resize_state(old_length, self._origins)
 
@@ -193,6 +204,11 @@ def _inverse(origins: torch.Tensor, old_length: int) -> torch.Tensor | None:
     kept = origins >= 0
     back[origins[kept]] = torch.arange(len(origins))[kept]
     return None if bool((back < 0).any()) else back
+
+
+def _put_back(part: torch.Tensor, back: torch.Tensor) -> None:
+    """Give a part of a table the rows that it had."""
+    _set(part, spread(part, 0, back, None))
 
 
 def _set(tensor: torch.Tensor, new: torch.Tensor) -> None:

@@ -23,8 +23,8 @@ __all__ = ["SERVES_BOTH", "Facts", "Parts", "QuantisedWeight", "DequantisedRows"
 
 StoredBytes = Callable[[StoredTensor], tuple[memoryview, int]]
 """Returns a buffer and the position in it where the bytes of a tensor begin (`Checkpoint.stored_bytes`)."""
-SERVES_BOTH = "int8 table of quantize_tied"
-"""The layout in words of the only table that is both ends of a tie by its name."""
+SERVES_BOTH = "table of quantize_tied"
+"""What the layout in words contains, after the dtype, for the only table that is both ends of a tie by its name."""
 MOST_BYTES_READ = 1 << 20
 """The largest tensor that is read to recognise a layout: a shape, or a quantisation state in JSON."""
 MOST_ROWS = 1 << 24
@@ -66,8 +66,8 @@ class QuantisedWeight:
 
     @property
     def serves_both(self) -> bool:
-        """Whether the table is both ends of a tie by its name: the int8 table of `bowline.nn.quantize_tied`."""
-        return self.layout == SERVES_BOTH
+        """Whether the table is both ends of a tie by its name: the table of `bowline.nn.quantize_tied`."""
+        return SERVES_BOTH in self.layout
 
     def rows(self, stored: StoredBytes, start: int, stop: int) -> DequantisedRows:
         """Dequantise rows `[start, stop)`.
