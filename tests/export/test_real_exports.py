@@ -1,4 +1,4 @@
-"""Exported GGUF files run by llama.cpp: the same ids for a text, and the same greedy tokens as transformers."""
+"""Exports run by llama.cpp and mlx-lm: the same ids for a text, and the same greedy tokens as transformers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import torch
 import transformers
 
 from bowline.export.gguf import export_gguf
+from bowline.export.hub_layout import export_layout
 from tests.export.gguf_models import MODELS, made
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("quiet_transformers")]
 
 PEERS = Path(__file__).parents[2] / ".peers"
-LLAMA_CPP = PEERS / "llama-cpp"
+LLAMA_CPP, MLX = PEERS / "llama-cpp", PEERS / "mlx-lm-0.32.2"
 SCRIPT = Path(__file__).parents[1] / "edit" / "llama_cpp_greedy.py"
 needs_llama_cpp = pytest.mark.skipif(not (LLAMA_CPP / "ready").exists(), reason="make sweep-llama-cpp builds llama.cpp")
 TEXT = "def tie(weights): return weights 12"
@@ -72,3 +73,16 @@ def test_a_real_tied_model_says_the_same_sixteen_tokens(tmp_path: Path) -> None:
     ids = transformers.AutoTokenizer.from_pretrained(source)(text, add_special_tokens=False)["input_ids"]
     assert found["prompt"] == ids
     assert found["greedy"] == by_transformers(model, ids, 16)[0]
+
+
+@pytest.mark.skipif(not (MLX / "ready").exists(), reason="make sweep-mlx installs mlx-lm")
+def test_mlx_lm_says_the_same_sixteen_tokens(tmp_path: Path) -> None:
+    source = PEERS / "real" / "smollm2"
+    report = export_layout(source, tmp_path / "mlx", to="mlx")
+    assert "mlx-lm: lm_head.weight is tied" in str(report)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    ids = transformers.AutoTokenizer.from_pretrained(source)("The capital of France is")["input_ids"]
+    script = Path(__file__).parent / "mlx_greedy.py"
+    command = [str(MLX / "bin" / "python"), str(script), str(tmp_path / "mlx"), "16", *map(str, ids)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == by_transformers(model, ids, 16)[0]
