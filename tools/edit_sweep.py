@@ -13,6 +13,7 @@ import hashlib
 import shutil
 import sys
 import tempfile
+import textwrap
 import time
 import warnings
 from collections import Counter
@@ -24,14 +25,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import transformers
+from benchmarks.measure import machine
 
 from bowline.auditing import audit
-from bowline.edit import CheckpointEdit, open_checkpoint, undo
+from bowline.edit import CheckpointEdit, history, open_checkpoint, undo
 from bowline.edit.draft import Draft, begin
 from bowline.edit.row_selection import RowSelection, named_ids, vocabulary_of, with_rows
 from bowline.errors import BowlineError
 from tools.sweep import LARGEST, arguments_of, one_line, tied_classes
-from tools.tied_loss_sweep import inputs_of
+from tools.tied_loss_sweep import has_head, inputs_of
 from tools.tiny import VOCABULARY, build, load_class, tiny_config
 
 __all__ = ["EDITS", "EditResult", "digests", "run_class"]
@@ -48,6 +50,34 @@ EXPECTED_FINDINGS = {
     "prune": frozenset({"BW209"}),
 }
 """Codes that an edit may add: equal ends without a tie, new rows that are equal and untrained, a slow size."""
+
+DESCRIPTIONS = {
+    "untie": "the head gets a matrix of its own",
+    "untie and tie": "the head shares the embedding again",
+    "resize up": f"{MORE} rows more",
+    "resize up and down": f"{MORE} rows more, then {MORE} fewer",
+    "prune": f"ids from {USED} on are dropped, but for those that a config names",
+}
+METHOD = f"""
+Each transformers class that declares a tie and has a head is built tiny, with random weights and {VOCABULARY:,}
+tokens where its config allows it, tied and saved. Each edit below is then made in place; where its name has an "and",
+it is two edits. transformers loads the result, and the logits of the tokens that stay are compared with those of the
+checkpoint before the edit. The audit of the result may find only what the edit itself explains, such as a vocabulary
+whose size is slow on a GPU. `undo` must bring back every byte, and a refused edit must leave every byte as it is.
+"""
+NEARLY_EQUAL = """
+Nearly equal: within 1e-5 of the largest logit. T5 and its relatives scale the logits of a tied head, so the untied
+head's matrix carries the scale, rounded once.
+"""
+NOTES = {
+    "CsmForConditionalGeneration": "Its declared tie is between two embeddings of audio codes, not of the head.",
+    "FSMTForConditionalGeneration": "Its decoder uses the embedding's own module as the head.",
+    "MuseGlimmerForConditionalGeneration": "Only its text config has a flag, and transformers ignores it "
+    "there: the ends differ before any edit.",
+    "OpenAIGPTDoubleHeadsModel": "Its tie is declared from the head to the embedding.",
+}
+"""What explains a refusal beside its message."""
+CANNOT_RUN = "cannot be built, saved and run on ids alone"
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -74,13 +104,18 @@ class KeepIds:
         return with_rows(draft, vocabulary, RowSelection(vocabulary.size, len(kept), kept), "mean", "keep it")
 
 
-EDITS: dict[str, Callable[[CheckpointEdit], CheckpointEdit]] = {
-    "untie": lambda edit: edit.untie(),
-    "untie and tie": lambda edit: edit.untie().tie(),
-    "resize up": lambda edit: edit.resize(size_of(edit) + MORE),
-    "resize up and down": lambda edit: edit.resize(size_of(edit) + MORE).resize(size_of(edit)),
-    "prune": lambda edit: edit._and(KeepIds()),
+Step = Callable[[CheckpointEdit], CheckpointEdit]
+EDITS: dict[str, tuple[Step, ...]] = {
+    "untie": (lambda edit: edit.untie(),),
+    "untie and tie": (lambda edit: edit.untie(), lambda edit: edit.tie()),
+    "resize up": (lambda edit: edit.resize(size_of(edit) + MORE),),
+    "resize up and down": (
+        lambda edit: edit.resize(size_of(edit) + MORE),
+        lambda edit: edit.resize(size_of(edit) - MORE),
+    ),
+    "prune": (lambda edit: edit._and(KeepIds()),),
 }
+"""Each step is an edit in place of its own."""
 
 
 @dataclass
@@ -116,6 +151,12 @@ def run_class(name: str, workspace: Path) -> EditResult:
         if sum(parameter.numel() for parameter in model.parameters()) > LARGEST:
             result.reason = "not tiny however its config is shrunk"
             return result
+        if not has_head(model):
+            result.reason = "has no output head"
+            return result
+        if not hasattr(model.get_output_embeddings(), "weight"):
+            result.reason = "has several output heads"
+            return result
         model.save_pretrained(place)
         inputs = {key: value % USED for key, value in inputs_of(model, ignoring=False).items() if key == "input_ids"}
         if not inputs:
@@ -128,31 +169,38 @@ def run_class(name: str, workspace: Path) -> EditResult:
             result.reason = "has no logits as wide as its vocabulary"
             return result
     except Exception as error:  # any error of a model class is recorded as the reason
-        result.reason = f"cannot be built, saved and run: {one_line(error)}"
+        result.reason = f"{CANNOT_RUN}: {one_line(error)}"
         return result
     bytes_before, findings = digests(place), codes(place)
     for edit, steps in EDITS.items():
+        refusal = refused(place, steps)
         try:
-            with open_checkpoint(place) as checkpoint:
-                steps(checkpoint.edit()).commit(in_place=True)
-        except BowlineError as error:
-            result.outcomes[edit] = f"refused: {one_line(error)}"
-            if digests(place) != bytes_before:
-                result.outcomes[edit] = "WRONG: refused, but files changed"
-                break
-            continue
-        try:
-            result.outcomes[edit] = compared(before, logits_of(cls, place, inputs), edit)
-            new = codes(place) - findings - EXPECTED_FINDINGS.get(edit, frozenset())
+            result.outcomes[edit] = refusal or compared(before, logits_of(cls, place, inputs), edit)
+            new = set() if refusal else codes(place) - findings - EXPECTED_FINDINGS.get(edit, frozenset())
             if new:
                 result.outcomes[edit] = f"WRONG: the audit finds {', '.join(sorted(new))}"
         except Exception as error:  # the result must load
             result.outcomes[edit] = f"WRONG: {one_line(error)}"
-        undo(place)
+        for _ in history(place):
+            undo(place)
         if digests(place) != bytes_before:
             result.outcomes[edit] = "WRONG: undo does not bring back the bytes"
             break
     return result
+
+
+def refused(place: Path, steps: tuple[Step, ...]) -> str:
+    """Make the edits one after the other; why one was refused, empty if none was."""
+    for step in steps:
+        before = digests(place)
+        try:
+            with open_checkpoint(place) as checkpoint:
+                step(checkpoint.edit()).commit(in_place=True)
+        except BowlineError as error:
+            if digests(place) != before:
+                return "WRONG: refused, but files changed"
+            return f"refused: {error.message}"
+    return ""
 
 
 def _tied(config: Any) -> Any:
@@ -217,25 +265,62 @@ def main() -> int:
 
 
 def summary(results: list[EditResult], seconds: float) -> Iterator[str]:
-    """The counts of each edit, and every outcome that is not the common one."""
+    """The counts of each edit, and every outcome that is not the common one, as Markdown."""
     ran = [result for result in results if not result.reason]
-    yield (
-        f"{len(ran)} classes edited, {len(results) - len(ran)} not run; {seconds:.0f} s, "
-        f"transformers {transformers.__version__}"
-    )
+    yield "# Edits on disk of every class with a tied head"
+    yield from _paragraph(f"{machine(['bowline-ties', 'torch', 'transformers'])}; {seconds:.0f} s")
+    yield from _paragraph("Rerun: `HF_HUB_OFFLINE=1 python -m tools.edit_sweep --report FILE`.")
+    yield from _paragraph(METHOD)
+    wrong = sum(len(result.wrong) for result in ran)
+    yield from _paragraph(f"{len(ran)} classes edited, {len(results) - len(ran)} not run; {wrong} edits went wrong.")
     yield ""
-    yield "| edit | logits equal, bit for bit | nearly equal | refused | wrong |"
-    yield "|---|---|---|---|---|"
-    for edit in EDITS:
+    yield "| edit | | logits equal, bit for bit | nearly equal | refused | wrong |"
+    yield "|---|---|---|---|---|---|"
+    for edit, description in DESCRIPTIONS.items():
         kinds = Counter(result.outcomes.get(edit, "not reached").partition(" ")[0].rstrip(":") for result in ran)
-        yield f"| {edit} | {kinds['equal']} | {kinds['within']} | {kinds['refused']} | {kinds['WRONG']} |"
-    yield ""
-    for result in ran:
+        counts = (kinds[kind] for kind in ("equal", "within", "refused", "WRONG"))
+        yield f"| {edit} | {description} | {' | '.join(map(str, counts))} |"
+    yield from _paragraph(NEARLY_EQUAL)
+    yield from _outcomes("Wrong", "WRONG: ", ran)
+    yield from _outcomes("Nearly equal", "within ", ran)
+    yield from _outcomes("Refused", "refused: ", ran)
+    yield from _not_run([result for result in results if result.reason])
+
+
+def _outcomes(title: str, kind: str, results: list[EditResult]) -> Iterator[str]:
+    """One kind of outcome: the classes, their edits and the details, as a table."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for result in results:
         for edit, outcome in result.outcomes.items():
-            if outcome != "equal":
-                yield f"- {result.name}, {edit}: {outcome}"
+            if outcome.startswith(kind):
+                rows.setdefault((result.name, outcome), []).append(edit)
+    yield from ("", f"## {title}", "")
+    yield from ("| class | edits | |", "|---|---|---|") if rows else ("None.",)
+    for (name, outcome), edits in rows.items():
+        detail = outcome.removeprefix(kind) if kind.endswith(": ") else outcome
+        note = f". {NOTES[name]}" if name in NOTES and "untie and tie" in edits else ""
+        yield f"| {name} | {', '.join(edits)} | {detail.rstrip('.')}{note} |"
+
+
+def _not_run(results: list[EditResult]) -> Iterator[str]:
+    """The classes that were not run, by reason."""
+    yield from ("", "## Not run")
+    groups: dict[str, list[str]] = {}
+    for result in results:
+        if not result.reason.startswith(CANNOT_RUN):
+            groups.setdefault(result.reason, []).append(result.name)
+    for reason, names in sorted(groups.items(), key=lambda group: -len(group[1])):
+        yield from _paragraph(f"{reason.capitalize()} ({len(names)}): {', '.join(names)}.")
+    others = [result for result in results if result.reason.startswith(CANNOT_RUN)]
+    if others:
+        yield from _paragraph(f"{CANNOT_RUN.capitalize()} ({len(others)}), with the first error:")
+        yield ""
+    yield from (f"- {result.name}: {result.reason.removeprefix(f'{CANNOT_RUN}: ')}" for result in others)
+
+
+def _paragraph(text: str) -> Iterator[str]:
     yield ""
-    yield from (f"- {result.name}: not run: {result.reason}" for result in results if result.reason)
+    yield from textwrap.wrap(text.strip(), 120, break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":
