@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -127,6 +128,24 @@ def test_both_makes_the_change_on_the_shared_matrix(bases: Callable[[str, bool],
     assert set(merged) == set(original)
     assert not torch.equal(merged["model.embed_tokens.weight"], original["model.embed_tokens.weight"])
     assert "so that they reach model.embed_tokens too" in str(report)
+
+
+@pytest.mark.parametrize("options", [{"target_modules": [H_]}, {"target_modules": [H_], "ensure_weight_tying": True}])
+def test_a_base_that_stores_its_one_matrix_twice_is_merged_as_one(
+    bases: Callable[[str, bool], Base], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    base = bases("llama", True)
+    twice = tmp_path / "twice"
+    shutil.copytree(base.place, twice)
+    tensors = load_file(twice / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": table.clone()}, twice / "model.safetensors", {"format": "pt"})
+    saved_adapter(Case("llama", options, "", ""), base, place := tmp_path / "adapter")
+    before = logits(loaded(base, place))
+    report = merge(twice, place, tmp_path / "merged")
+    again = type(base.model).from_pretrained(tmp_path / "merged", dtype=torch.float64).eval()
+    assert float((logits(again) - before).abs().max()) < 1e-9, report
+    assert again.config.tie_word_embeddings is ("ensure_weight_tying" in options)
 
 
 def test_refuse_names_the_end_that_was_trained_alone(bases: Callable[[str, bool], Base], tmp_path: Path) -> None:

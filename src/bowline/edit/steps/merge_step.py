@@ -213,6 +213,8 @@ class _Merging:
         if matrix is None:
             raise CheckpointError("the base stores no embedding", help="fetch the base again")
         self._refuse_quantised(matrix, draft.tensors[matrix])
+        for name in {f"{place.stored}.weight" for place in self.base.places} - {matrix} if at_ends else ():
+            draft = draft.without(name)  # an equal copy, which would not follow
         for change in [one for changes in at_ends.values() for one in changes if one.base_copy]:
             draft = self._put(draft, matrix, matrix, change)
         changed = {place: [one for one in changes if not one.base_copy] for place, changes in at_ends.items()}
