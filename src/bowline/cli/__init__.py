@@ -22,6 +22,7 @@ from bowline.cli.history import history
 from bowline.cli.init_loss import init_loss
 from bowline.cli.merge import merge
 from bowline.cli.prune import PruneCommand, prune
+from bowline.cli.quantize import quantize
 from bowline.cli.resize import resize
 from bowline.cli.study import study
 from bowline.cli.tie import tie
@@ -53,6 +54,7 @@ app.command(cls=PruneCommand)(prune)
 app.command()(merge)
 app.command()(extract)
 app.command()(cast)
+app.command()(quantize)
 app.command()(dedupe)
 app.command()(undo)
 app.command()(history)

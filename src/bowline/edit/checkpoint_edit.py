@@ -121,6 +121,12 @@ class CheckpointEdit:
         """Another float dtype, `"bf16"`, `"f16"` or `"f32"`; see `bowline cast`."""
         return self._and(CastStep(dtype=dtype, only=only))
 
+    def quantize(self, dtype: Literal["int8", "int4"], *, group_size: int | None = None) -> CheckpointEdit:
+        """One quantised table for both ends of the tie; see `bowline quantize`."""
+        from bowline.edit.steps.quantize_step import QuantizeStep
+
+        return self._and(QuantizeStep(dtype=dtype, group_size=group_size))
+
     def dedupe(self) -> CheckpointEdit:
         """Store each tied matrix once, in safetensors; see `bowline dedupe`."""
         return self._and(DedupeStep())

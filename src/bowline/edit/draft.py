@@ -36,7 +36,8 @@ class Draft:
     """A checkpoint as it will be: each tensor's content and file, and the small files that change (`None`: removed).
 
     Steps make a new draft of a draft; `notes` are sentences for the report, `checks` look at the written result. With
-    `alone`, the result has only the files of this draft, and is a directory of its own.
+    `alone`, the result has only the files of this draft, and is a directory of its own. `metadata` is added to the
+    header's of a file, by its name.
     """
 
     source: Checkpoint
@@ -46,6 +47,7 @@ class Draft:
     notes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
     alone: bool = False
+    metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

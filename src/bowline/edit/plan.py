@@ -165,7 +165,7 @@ def plan_of(draft: Draft, steps: tuple[Step, ...]) -> EditPlan:
             action=Action.WRITE,
             nbytes=0,
             tensors=tensors,
-            metadata=header_metadata(source, home),
+            metadata={**header_metadata(source, home), **draft.metadata.get(home, {})},
             is_new=home not in sizes,
         )
         header = header_bytes(one.payloads(), one.metadata)

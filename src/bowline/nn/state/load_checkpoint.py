@@ -24,6 +24,7 @@ from bowline.nn.state.load_state import LoadReport, load_into
 from bowline.nn.state.mapped_tensors import stored_tensor
 from bowline.nn.state.stored_tables import TABLE_PARTS, match_tables, repeated_names
 from bowline.nn.state.tensor_names import is_transformers_model, restored_conversions, to_live, unwrapped
+from bowline.nn.state.torchao_tables import table_parts
 from bowline.nn.ties.conflict_policy import ConflictOrUntie
 from bowline.nn.ties.tensor_comparison import is_plain
 from bowline.nn.tree.slots import Slot, slots
@@ -54,7 +55,8 @@ def load_checkpoint(
     `"_fsdp_wrapped_module."`, `"_checkpoint_wrapped_module."` or `"module."`, wherever it stands, and any other text,
     as `"net."`, at the front. Nothing is stripped unasked; the error about names that do not fit says what to strip.
 
-    A checkpoint with a table that `quantize_tied` made quantises the model alike: the ends of its tie read the table.
+    A checkpoint with a table that `quantize_tied` or `bowline quantize` made quantises the model alike: the ends of its
+    tie read the table.
 
     With `mmap` the file must not be rewritten in place while the model lives, as `save_pretrained` into the same
     directory does; `save_checkpoint` replaces files and is safe. `mmap=False` reads everything into memory at once,
@@ -86,7 +88,9 @@ def load_checkpoint(
             raise CheckpointError(
                 f"{checkpoint.location}: the checkpoint is incomplete: {seen}", help="fetch the missing files"
             )
-        named = _stripped(checkpoint.tensors, [strip] if isinstance(strip, str) else strip)
+        parts = table_parts(checkpoint.tensors, checkpoint.metadata)
+        held = {parts.get(name, name): tensor for name, tensor in checkpoint.tensors.items()}
+        named = _stripped(held, [strip] if isinstance(strip, str) else strip)
         tensors: Mapping[str | None, StoredTensor] = named  # type: ignore[assignment]
         if rename is not None:
             tensors = {rename(name): tensor for name, tensor in named.items()}

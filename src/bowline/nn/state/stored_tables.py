@@ -75,12 +75,19 @@ def with_tables(config: str, tables: Mapping[str, SharedTable]) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def match_tables(model: nn.Module, stored: Mapping[str, torch.Tensor], undo: ExitStack) -> tuple[Tie, ...]:
+def match_tables(model: nn.Module, stored: dict[str, torch.Tensor], undo: ExitStack) -> tuple[Tie, ...]:
     """Put an empty table in `model` wherever `stored` has one and the model a float matrix; returns their ties.
+
+    Scales of whole rows that have two axes, as torchao stores them, lose the second in `stored`.
 
     Raises:
         TieError: the model's matrix in that place is not tied, or a module does more than look up or multiply.
     """
+    for name, scale in stored.items():
+        if name.endswith(SCALE) and scale.ndim == 2 and scale.shape[1] == 1:
+            codes = stored.get(name.removesuffix(SCALE) + VALUES)
+            if codes is not None and codes.dtype is torch.int8:
+                stored[name] = scale.view(-1)
     forms = _forms(stored)
     if not forms:
         return ()
