@@ -16,6 +16,7 @@ from . import tie as tie
 from . import train as train
 from .auditing import audit as audit
 from .edit import open_checkpoint as open_checkpoint
+from .export import export as export
 from .nn import LMHead as LMHead
 from .nn import MLMHead as MLMHead
 from .nn import TieGuard as TieGuard

@@ -15,6 +15,7 @@ from bowline.cli.cast import cast
 from bowline.cli.dedupe import dedupe
 from bowline.cli.demo import demo
 from bowline.cli.explain import explain
+from bowline.cli.export import export
 from bowline.cli.extract import extract
 from bowline.cli.fill_mask import fill_mask
 from bowline.cli.generate import generate
@@ -53,6 +54,7 @@ app.command()(resize)
 app.command(cls=PruneCommand)(prune)
 app.command()(merge)
 app.command()(extract)
+app.command()(export)
 app.command()(cast)
 app.command()(quantize)
 app.command()(dedupe)

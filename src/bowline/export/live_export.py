@@ -1,0 +1,266 @@
+"""Exports of live models: load, write into a stage, run the file beside the model, publish."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bowline.checkpoint.durable.file_creation import cannot_write
+from bowline.checkpoint.durable.file_publication import publishing_files
+from bowline.errors import CheckpointError, ConfigError, UsageError
+from bowline.export.export_report import ExportReport
+from bowline.export.plain_call import (
+    Example,
+    Inputs,
+    evaluating,
+    example_inputs,
+    names_of,
+    plain_view,
+    resized,
+    values_of,
+)
+from bowline.export.program import load_program, write_program
+from bowline.export.torchscript import head_ties, load_torchscript, pointers, with_cloned_heads, write_torchscript
+from bowline.models import load
+from bowline.nn.ties.shared_parameters import find_ties
+from bowline.tie import Tie
+from bowline.wording import byte_count, joined
+
+__all__ = ["export_live"]
+
+TOLERANCE = 1e-4
+"""Of the largest output, or absolute where that is below 1."""
+HALF = 2e-2
+"""The same for models in float16 or bfloat16."""
+LARGE = 1_000_000_000
+"""Bytes of weights above which ONNX keeps them in a file of their own."""
+
+
+def export_live(
+    model: nn.Module | str | os.PathLike[str],
+    place: Path,
+    *,
+    to: str,
+    head: str,
+    opset: int | None,
+    external_data: bool | None,
+    example: Example | None,
+    verify: bool,
+) -> ExportReport:
+    """Export as `bowline.export` describes it."""
+    _check_options(to, head, opset, external_data)
+    if to == "onnx":
+        from bowline.export.onnx_model import check_packages
+
+        check_packages(verify=verify)
+    loaded = model if isinstance(model, nn.Module) else _loaded(model)
+    inputs = example_inputs(loaded, example)
+    one_copy = _one_copy(loaded)
+    with evaluating(loaded), publishing_files(place) as stage:
+        exported = with_cloned_heads(loaded) if head == "cloned" else loaded
+        _check_room(place, _one_copy(exported))
+        file = stage / place.name
+        if external_data is None:
+            external_data = one_copy > LARGE
+        run, outcome, copies, notes = _write(exported, loaded, inputs, file, to, opset, external_data, verify)
+        difference, sizes = _verified(loaded, inputs, run, file, place) if verify else (None, ())
+        written = sorted(stage.iterdir(), key=lambda path: (path.name != place.name, path.name))
+        nbytes = sum(path.stat().st_size for path in written)
+        names = tuple(place.with_name(path.name) for path in written)
+    return ExportReport(
+        destination=place,
+        to=to,
+        files=names,
+        ties=find_ties(loaded).ties,
+        outcome=outcome,
+        copies=copies,
+        nbytes=nbytes,
+        one_copy_nbytes=one_copy,
+        inputs=names_of(inputs),
+        sizes=sizes,
+        largest_difference=difference,
+        notes=notes,
+    )
+
+
+Run = Callable[[Inputs], tuple[torch.Tensor, ...]]
+
+
+def _write(
+    exported: nn.Module,
+    original: nn.Module,
+    inputs: Inputs,
+    file: Path,
+    to: str,
+    opset: int | None,
+    external_data: bool,
+    verify: bool,
+) -> tuple[Run, str, int, tuple[str, ...]]:
+    """Write the file; returns how to run it, what became of the tie, the added copies and notes."""
+    ties = head_ties(original)
+    try:
+        if to == "torchscript":
+            write_torchscript(exported, inputs, file)
+            module = load_torchscript(file)
+            outcome, copies = _outcome(ties, pointers(module), cloned=exported is not original)
+            note = () if exported is original else (CLONED,)
+            return lambda given: _tensors(module(*values_of(given))), outcome, copies, note
+        if to == "pt2":
+            write_program(exported, inputs, file)
+            module = load_program(file)
+            outcome, copies = _outcome(ties, pointers(module), cloned=False)
+            return lambda given: _tensors(_call(module, given)), outcome, copies, (LOADING,) if ties else ()
+        from bowline.export.onnx_model import OnnxRun, write_onnx
+
+        write_onnx(exported, inputs, file, opset=opset, external_data=external_data)
+        session = OnnxRun(file, exported, ties=ties, run=verify)
+        return session.run, session.outcome, session.copies, ()
+    except OSError as error:
+        raise cannot_write(file, error) from error
+    except RuntimeError as error:
+        if "PytorchStreamWriter" in str(error) or "writing file" in str(error):  # torch's own words for a full disk
+            raise CheckpointError(
+                f"{file.name}: cannot be written: {str(error).splitlines()[0]:.120}", help="free space on the disk"
+            ) from error
+        raise UsageError(
+            f"{type(original).__name__}: cannot be exported to {to}: {str(error).strip().splitlines()[0]:.200}",
+            help="export it to another format, or give example= with inputs that the model takes",
+        ) from error
+
+
+CLONED = (
+    "the clone is a snapshot: training the loaded module changes the head and the embedding apart; head='shared' keeps "
+    "one matrix"
+)
+LOADING = (
+    "load it with bowline.export.program.load_program, which makes the ends one parameter; torch.export.load alone may "
+    "give two on one memory"
+)
+
+
+def _outcome(ties: tuple[Tie, ...], places: dict[str, int], *, cloned: bool) -> tuple[str, int]:
+    """What became of the ties by the addresses of the loaded tensors, and how many have two matrices now."""
+    apart = [tie for tie in ties if len({places[end] for end in (tie.target, tie.source) if end in places}) != 1]
+    if not ties:
+        return "the model has no tied head", 0
+    if not apart:
+        return f"{joined([str(tie) for tie in ties])}: one matrix in the file, shared when loaded", 0
+    why = "cloned, as asked" if cloned else "two matrices"
+    return f"{joined([str(tie) for tie in apart])}: {why}: the file holds the matrix twice", len(apart)
+
+
+def _verified(
+    model: nn.Module, inputs: Inputs, run: Run, file: Path, place: Path
+) -> tuple[float, tuple[tuple[int, ...], ...]]:
+    """Run both on inputs of one or two sizes; returns the largest difference, and the shapes of the first input.
+
+    Raises:
+        CheckpointError: the outputs differ, or the export does not run.
+    """
+    view = plain_view(model, inputs)
+    largest, sizes = 0.0, []
+    for given in (inputs, resized(inputs)):
+        if given is None:
+            continue
+        expected = _tensors(_call(view, given))
+        try:
+            got = run(given)
+        except Exception as error:
+            shape = tuple(values_of(given)[0].shape)
+            raise CheckpointError(
+                f"{place}: the export does not run on inputs of {shape}: {str(error).strip().splitlines()[0]:.200}",
+                help="--no-verify (verify=False) writes it all the same",
+            ) from error
+        sizes.append(tuple(values_of(given)[0].shape))
+        for one, other in zip(expected, got, strict=True):
+            difference, allowed = _difference(one, other)
+            if not difference <= allowed:
+                raise CheckpointError(
+                    f"{place}: its outputs differ from the model's by {difference:.3g}, expected at most {allowed:.3g}",
+                    help="nothing was written; --no-verify (verify=False) writes it all the same",
+                )
+            largest = max(largest, difference)
+    return largest, tuple(sizes)
+
+
+def _difference(one: torch.Tensor, other: torch.Tensor) -> tuple[float, float]:
+    """The largest difference of two outputs, and the largest that is allowed."""
+    if one.shape != other.shape:
+        return float("inf"), 0.0
+    share = HALF if one.dtype in (torch.float16, torch.bfloat16) else TOLERANCE
+    first, second = one.double(), other.double()
+    if not one.numel():
+        return 0.0, share
+    apart = torch.where(first == second, 0.0, (first - second).abs())  # equal infinities do not differ
+    finite = first[first.isfinite()]
+    size = float(finite.abs().max()) if finite.numel() else 1.0
+    return float(apart.max()), share * max(1.0, size)
+
+
+def _call(module: Any, given: Inputs) -> Any:
+    return module(**given) if isinstance(given, dict) else module(*given)
+
+
+def _tensors(given: Any) -> tuple[torch.Tensor, ...]:
+    return (given,) if isinstance(given, torch.Tensor) else tuple(given)
+
+
+def _one_copy(model: nn.Module) -> int:
+    """Bytes of the parameters and buffers, each storage once."""
+    held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in model.state_dict().values()}
+    return sum(held.values())
+
+
+def _check_room(place: Path, nbytes: int) -> None:
+    free = shutil.disk_usage(place.parent).free
+    if free < nbytes:
+        raise CheckpointError(
+            f"{place}: needs {byte_count(nbytes)}, and the disk has {byte_count(free)} free", help="free space"
+        )
+
+
+def _check_options(to: str, head: str, opset: int | None, external_data: bool | None) -> None:
+    if head not in ("shared", "cloned"):
+        raise UsageError(f"head={head!r:.60}: expected 'shared' or 'cloned'", argument="head")
+    if head == "cloned" and to != "torchscript":
+        raise UsageError(f"head={head}: to={to!r} keeps the head shared", help="leave it out", argument="head")
+    for name, value in (("opset", opset), ("external_data", external_data)):
+        if value is not None and to != "onnx":
+            raise UsageError(f"{name}={value}: has no meaning for to={to!r}", help="leave it out", argument=name)
+
+
+def _loaded(path: Any) -> nn.Module:
+    """The model of a checkpoint's directory: a family of Bowline, or else transformers' causal language model."""
+    try:
+        model: nn.Module = load(path)
+    except ConfigError as unknown:
+        if not (Path(path) / "config.json").is_file():
+            raise
+        return _from_transformers(Path(path), unknown)
+    return model
+
+
+def _from_transformers(path: Path, unknown: ConfigError) -> nn.Module:
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"{path}: {unknown.message}; and transformers, which may have it, is not installed",
+            help="pip install transformers",
+        ) from None
+    try:
+        config = AutoConfig.from_pretrained(path)
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(path, config=config)
+    except (ValueError, OSError, KeyError) as error:
+        raise UsageError(
+            f"{path}: neither Bowline nor transformers' AutoModelForCausalLM loads it: "
+            f"{str(error).strip().splitlines()[0]:.160}",
+            help="load the model yourself and pass it to bowline.export with example=",
+        ) from error
+    return model

@@ -1,0 +1,126 @@
+"""ONNX: one initializer in the file and after onnxruntime's optimiser, external data, opset; what is refused."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import bowline
+from bowline.checkpoint.formats.onnx.model import read_onnx
+from bowline.checkpoint.places.local_directory import LocalDirectory
+from bowline.errors import CheckpointError, UsageError
+from bowline.export.export_report import ExportReport
+from tests.export.live_models import ROWS, Plain, gpt2, llama_directory, logits, one_copy, tokens
+
+onnxruntime: Any = import_module("onnxruntime")  # it has no types
+IDS = (torch.zeros(3, 7, dtype=torch.int64),)
+
+
+def session(file: Path, optimised: Path | None = None) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if optimised is not None:
+        options.optimized_model_filepath = str(optimised)
+    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
+def matrices(file: Path, rows: int = ROWS) -> list[str]:
+    """The initializers of the vocabulary's size."""
+    graph = onnx.load(str(file), load_external_data=False).graph
+    return [one.name for one in graph.initializer if len(one.dims) == 2 and rows in one.dims]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, ExportReport]:
+    """A GPT-2, its ONNX file and the report."""
+    file = tmp_path_factory.mktemp("gpt2") / "model.onnx"
+    model = gpt2()
+    return model, file, bowline.export(model, file, to="onnx")
+
+
+def test_one_initializer_serves_both_ends_before_and_after_the_optimiser(
+    exported: tuple[Any, Path, ExportReport], tmp_path: Path
+) -> None:
+    model, file, report = exported
+    session(file, tmp_path / "optimised.onnx")
+    assert len(matrices(file)) == 1
+    assert len(matrices(tmp_path / "optimised.onnx")) == 1
+    assert "one initializer in the file and one initializer after onnxruntime's optimiser" in str(report)
+    assert report.copies == 0
+    assert file.stat().st_size == report.nbytes < 1.02 * one_copy(model)
+
+
+def test_onnxruntime_computes_the_same_at_any_size(exported: tuple[Any, Path, ExportReport]) -> None:
+    model, file, report = exported
+    runner = session(file)
+    assert tuple(one.name for one in runner.get_inputs()) == report.inputs == ("input_ids", "attention_mask")
+    for batch, length in ((1, 3), (5, 11)):
+        inputs = tokens(model, batch, length)
+        (got,) = runner.run(None, {name: one.numpy() for name, one in inputs.items()})
+        np.testing.assert_allclose(got, logits(model, inputs).numpy(), atol=1e-4, rtol=0)
+    assert report.largest_difference is not None
+    assert report.largest_difference < 1e-4
+
+
+def test_the_audit_reads_the_file_as_tied(exported: tuple[Any, Path, ExportReport]) -> None:
+    _, file, _ = exported
+    read = read_onnx(LocalDirectory(file.parent), file.name)
+    assert [head.tensor for head in read.heads] == [read.table]
+    assert read.copies == ()
+
+
+def test_an_llama_of_transformers_gets_one_initializer_too(tmp_path: Path, quiet_transformers: None) -> None:
+    """Its head is a plain `nn.Linear` on three axes, of which onnxruntime would keep a transposed second matrix."""
+    source = llama_directory(tmp_path / "llama")
+    report = bowline.export(source, tmp_path / "llama.onnx", to="onnx")
+    assert report.copies == 0
+    assert "one initializer after onnxruntime's optimiser" in report.outcome
+    assert report.largest_difference is not None
+    assert report.largest_difference < 1e-4
+
+
+def test_weights_in_a_file_of_their_own_and_an_opset(tmp_path: Path) -> None:
+    report = bowline.export(Plain(), tmp_path / "m.onnx", to="onnx", example=IDS, external_data=True, opset=21)
+    assert [path.name for path in report.files] == ["m.onnx", "m.onnx.data"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
+    assert (tmp_path / "m.onnx.data").stat().st_size == one_copy(Plain())
+    assert onnx.load(str(tmp_path / "m.onnx"), load_external_data=False).opset_import[0].version == 21
+    (got,) = session(tmp_path / "m.onnx").run(None, {"input_0": np.full((2, 5), 3)})
+    np.testing.assert_allclose(got, Plain()(torch.full((2, 5), 3)).detach().numpy(), atol=1e-4)
+
+
+def test_the_file_names_no_place_of_this_machine(exported: tuple[Any, Path, ExportReport]) -> None:
+    assert str(Path(__file__).parents[2]).encode() not in exported[1].read_bytes()
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_named_with_what_to_install(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=f"^to='onnx' needs {package}, which is not installed .*bowline-ties.onnx"):
+        bowline.export(Plain(), tmp_path / "m.onnx", to="onnx", example=IDS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_onnxruntime_an_export_that_is_not_run_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    report = bowline.export(Plain(), tmp_path / "m.onnx", to="onnx", example=IDS, verify=False)
+    assert report.outcome.endswith("one initializer in the file")
+    assert not report.verified
+
+
+def test_the_data_file_of_another_model_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx.data").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"m\.onnx\.data: exists"):
+        bowline.export(Plain(), tmp_path / "m.onnx", to="onnx", example=IDS, external_data=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx.data"]
