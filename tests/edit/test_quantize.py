@@ -166,6 +166,21 @@ def test_group_sizes_and_quantised_sources_are_refused(tmp_path: Path) -> None:
             quantized(tmp_path / dtype, tmp_path / "out", "int8", None)
 
 
+def test_names_without_the_prefix_of_the_class_are_refused(tmp_path: Path) -> None:
+    """transformers would not find torchao's parts under such names, and the audit no table."""
+    config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=16, eos_token_id=0)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    quantized(tmp_path, tmp_path / "full", "int4", 32)
+    file = tmp_path / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+    for dtype in ("int8", "int4"):
+        with pytest.raises(
+            TieError, match=r"wte\.weight: is stored without the prefix of GPT2LMHeadModel \(transformer"
+        ):
+            quantized(tmp_path, tmp_path / "out", dtype, 32)
+
+
 LOADS = """
 import json, sys, torch, transformers
 places, seen = sys.argv[1:], []

@@ -31,9 +31,9 @@ MAKER = {"quantized_by": "bowline.quantize_tied"}
 class QuantizeStep:
     """Store the tied matrix as codes, once: int8 as torchao's `Int8Tensor`, int4 as the table of `quantize_tied`.
 
-    transformers 5 with torchao loads the int8 layout, and ties both ends to it. No tensor type of torchao 0.18 packs
-    4-bit codes and looks rows up on the CPU, so only `load_checkpoint` reads the int4 layout, and transformers refuses
-    it. Gemma's int8 is stored so too: see `_has_scaled_embedding`.
+    transformers 5 with torchao loads the int8 layout, and ties both ends to it. No tensor that
+    torchao 0.18 stores in safetensors packs 4-bit codes and looks rows up, so only `load_checkpoint` reads the int4
+    layout, and transformers refuses it. Gemma's int8 is stored so too: see `_has_scaled_embedding`.
     """
 
     dtype: str
@@ -80,6 +80,14 @@ class QuantizeStep:
         scaled = _has_scaled_embedding(draft)
         by_torchao = self.dtype == "int8" and not scaled
         edited = self._with_tensor(edited, name, size) if by_torchao else self._with_table(edited, name, size)
+        own = _tie_by_own_names(edited)
+        if own != ties[0]:
+            raise TieError(
+                f"{name}: is stored without the prefix of {draft.declaration.architecture}"
+                + (f" ({own.source})" if own is not None else "")
+                + ", and loaders find a table by its full name only",
+                help="load the checkpoint with transformers and save it again, which writes full names",
+            )
         if self.dtype == "int8" and scaled:
             edited = edited.with_notes(
                 f"transformers 5.23 loses the embed_scale of {draft.declaration.architecture} when it loads torchao's "
@@ -154,6 +162,13 @@ def _has_scaled_embedding(draft: Draft) -> bool:
     """
     types = [str(level.get("model_type", "")) for _, level in config_levels(draft.config)]
     return any(part in kind for kind in types for part in SCALED)
+
+
+def _tie_by_own_names(draft: Draft) -> Tie | None:
+    """The head's tie as the declaration names it where the matrix is no longer stored under its own name."""
+    declaration = draft.declaration
+    declared = declaration.find(declaration.head) if declaration.head else None
+    return None if declared is None else declared.tie
 
 
 def _ties(draft: Draft) -> list[Tie]:
