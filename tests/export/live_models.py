@@ -90,7 +90,7 @@ def tokens(model: nn.Module, batch: int, length: int) -> dict[str, torch.Tensor]
     """Ids and a mask with padding at the end of the first row; for T5 a longer target."""
     generator = torch.Generator().manual_seed(batch * 100 + length)
     mask = torch.ones(batch, length, dtype=torch.int64)
-    mask[0, -2:] = 0
+    mask[0, length - length // 4 :] = 0
     inputs = {"input_ids": torch.randint(ROWS, (batch, length), generator=generator), "attention_mask": mask}
     if isinstance(model, T5ForConditionalGeneration):
         inputs["decoder_input_ids"] = torch.randint(ROWS, (batch, length + 3), generator=generator)

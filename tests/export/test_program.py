@@ -54,7 +54,7 @@ def test_the_loaded_module_has_one_parameter_and_computes_the_same_at_any_size(
     names = dict(loaded.named_parameters(remove_duplicate=False))
     assert names.get(target, names[source]) is names[source]
     assert sum(one.numel() for one in loaded.parameters()) == sum(one.numel() for one in model.parameters())
-    for batch, length in ((2, 3), (5, 11)):
+    for batch, length in ((1, 1), (5, 11)):
         inputs = tokens(model, batch, length)
         got: torch.Tensor = loaded(**inputs)
         torch.testing.assert_close(got, logits(model, inputs), atol=1e-4, rtol=0)

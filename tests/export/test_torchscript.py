@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +153,7 @@ def test_a_disk_that_is_full_while_writing_leaves_nothing(tmp_path: Path, monkey
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(torch.jit.ScriptModule, "save", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(CheckpointError, match=r"m\.ts: cannot be written: No space left on device"):
         bowline.export(gpt2(99), tmp_path / "m.ts", to="torchscript")
     assert list(tmp_path.iterdir()) == []
@@ -172,4 +174,48 @@ def test_a_disk_that_is_full_while_writing_leaves_nothing(tmp_path: Path, monkey
 def test_what_cannot_be_exported_is_a_usage_error(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"^{said}"):
         bowline.export(Plain(), tmp_path / "m", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_with_the_tied_loss_is_exported_as_without_it(tmp_path: Path) -> None:
+    model = gpt2(99)
+    bowline.use_tied_loss(model)
+    report = bowline.export(model, tmp_path / "m.ts", to="torchscript")
+    assert report.copies == 0
+    ids = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(torch.jit.load(str(tmp_path / "m.ts"))(ids, ids * 0 + 1), gpt2(99).eval()(ids).logits)
+
+
+def test_a_quantised_table_and_a_model_without_values_are_refused(tmp_path: Path) -> None:
+    quantised = gpt2(99)
+    bowline.quantize_tied(quantised)
+    with pytest.raises(UsageError, match="GPT2LMHeadModel: its table is quantised"):
+        bowline.export(quantised, tmp_path / "m.ts", to="torchscript")
+    with pytest.raises(UsageError, match="GPT2LMHeadModel: has tensors on meta, expected all on the CPU"):
+        bowline.export(gpt2(99).to("meta"), tmp_path / "m.ts", to="torchscript")
+
+
+FULL = """
+import resource, signal, sys, warnings
+from pathlib import Path
+import bowline, torch
+from bowline.errors import CheckpointError
+from tests.export.live_models import Plain
+warnings.simplefilter("ignore")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+for to in ("torchscript", "pt2"):
+    try:
+        bowline.export(Plain(), Path(sys.argv[1]) / "m", to=to, example=(torch.zeros(3, 7, dtype=torch.int64),))
+    except CheckpointError as error:
+        print(to, error.message.rpartition(": ")[2])
+"""
+
+
+def test_a_system_that_refuses_more_bytes_ends_neither_the_process_nor_leaves_a_file(tmp_path: Path) -> None:
+    """torch's own writer of files calls `std::terminate` then."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout.splitlines() == [f"{to} File too large" for to in ("torchscript", "pt2")], done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from bowline.checkpoint.durable.file_creation import cannot_write
 from bowline.checkpoint.durable.file_publication import publishing_files
 from bowline.errors import CheckpointError, ConfigError, UsageError
 from bowline.export.export_report import ExportReport
@@ -25,10 +24,11 @@ from bowline.export.plain_call import (
     resized,
     values_of,
 )
-from bowline.export.program import load_program, write_program
+from bowline.export.program import first_line, load_program, write_program
 from bowline.export.torchscript import head_ties, load_torchscript, pointers, with_cloned_heads, write_torchscript
 from bowline.models import load
 from bowline.nn.ties.shared_parameters import find_ties
+from bowline.nn.tree.table_slots import table_slots
 from bowline.tie import Tie
 from bowline.wording import byte_count, joined
 
@@ -60,11 +60,13 @@ def export_live(
 
         check_packages(verify=verify)
     loaded = model if isinstance(model, nn.Module) else _loaded(model)
+    _check_model(loaded)
     inputs = example_inputs(loaded, example)
     one_copy = _one_copy(loaded)
     with evaluating(loaded), publishing_files(place) as stage:
         exported = with_cloned_heads(loaded) if head == "cloned" else loaded
-        _check_room(place, _one_copy(exported))
+        optimised = _one_copy(exported) if to == "onnx" and verify else 0  # onnxruntime's own copy, for the count
+        _check_room(place, _one_copy(exported) + optimised)
         file = stage / place.name
         if external_data is None:
             external_data = one_copy > LARGE
@@ -122,14 +124,14 @@ def _write(
         session = OnnxRun(file, exported, ties=ties, run=verify)
         return session.run, session.outcome, session.copies, ()
     except OSError as error:
-        raise cannot_write(file, error) from error
+        place = file.parent.parent / file.name
+        raise CheckpointError(
+            f"{place}: cannot be written: {error.strerror or error}",
+            help="free space, or choose a place that may be written to; nothing was left there",
+        ) from error
     except RuntimeError as error:
-        if "PytorchStreamWriter" in str(error) or "writing file" in str(error):  # torch's own words for a full disk
-            raise CheckpointError(
-                f"{file.name}: cannot be written: {str(error).splitlines()[0]:.120}", help="free space on the disk"
-            ) from error
         raise UsageError(
-            f"{type(original).__name__}: cannot be exported to {to}: {str(error).strip().splitlines()[0]:.200}",
+            f"{type(original).__name__}: cannot be exported to {to}: {first_line(error)}",
             help="export it to another format, or give example= with inputs that the model takes",
         ) from error
 
@@ -174,7 +176,7 @@ def _verified(
         except Exception as error:
             shape = tuple(values_of(given)[0].shape)
             raise CheckpointError(
-                f"{place}: the export does not run on inputs of {shape}: {str(error).strip().splitlines()[0]:.200}",
+                f"{place}: the export does not run on inputs of {shape}: {first_line(error)}",
                 help="--no-verify (verify=False) writes it all the same",
             ) from error
         sizes.append(tuple(values_of(given)[0].shape))
@@ -225,6 +227,22 @@ def _check_room(place: Path, nbytes: int) -> None:
         )
 
 
+def _check_model(model: nn.Module) -> None:
+    if table_slots(model):
+        raise UsageError(
+            f"{type(model).__name__}: its table is quantised, expected floating point",
+            help="export the model before quantize_tied, or call bowline.untie_weights first",
+        )
+    devices = sorted(
+        {one.device.type for one in model.state_dict().values() if isinstance(one, torch.Tensor)} - {"cpu"}
+    )
+    if devices:
+        raise UsageError(
+            f"{type(model).__name__}: has tensors on {joined(devices)}, expected all on the CPU",
+            help="call model.cpu() first, or load the values of a model on meta",
+        )
+
+
 def _check_options(to: str, head: str, opset: int | None, external_data: bool | None) -> None:
     if head not in ("shared", "cloned"):
         raise UsageError(f"head={head!r:.60}: expected 'shared' or 'cloned'", argument="head")
@@ -248,19 +266,23 @@ def _loaded(path: Any) -> nn.Module:
 
 def _from_transformers(path: Path, unknown: ConfigError) -> nn.Module:
     try:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
     except ModuleNotFoundError:
         raise UsageError(
             f"{path}: {unknown.message}; and transformers, which may have it, is not installed",
             help="pip install transformers",
         ) from None
+    bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(path)
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(path, config=config)
-    except (ValueError, OSError, KeyError) as error:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers has no class of its own for them
         raise UsageError(
-            f"{path}: neither Bowline nor transformers' AutoModelForCausalLM loads it: "
-            f"{str(error).strip().splitlines()[0]:.160}",
+            f"{path}: neither Bowline nor transformers' AutoModelForCausalLM loads it: {first_line(error)}",
             help="load the model yourself and pass it to bowline.export with example=",
         ) from error
+    finally:
+        if bar:
+            logging.enable_progress_bar()
     return model

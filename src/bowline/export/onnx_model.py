@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from bowline.errors import UsageError, how_to_install
+from bowline.errors import CheckpointError, UsageError, how_to_install
 from bowline.export.plain_call import Inputs, values_of
-from bowline.export.program import make_program, quietly
+from bowline.export.program import first_line, make_program, quietly
 from bowline.tie import Tie
 from bowline.wording import joined
 
@@ -52,15 +52,21 @@ def write_onnx(model: nn.Module, inputs: Inputs, file: Path, *, opset: int | Non
             for node in made.model.graph:
                 node.metadata_props.clear()  # stack traces, with the paths of this machine
             made.save(str(file), external_data=external_data)
+            found = made.model.opset_imports[""]
     except OSError:
         raise
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         raise UsageError(
             f"{type(model).__name__}: torch.onnx cannot export it{'' if opset is None else f' with opset {opset}'}: "
-            f"{lines[0]:.200}",
+            f"{first_line(error)}",
             help="export it with to='torchscript' or 'pt2'",
         ) from error
+    if opset is not None and found != opset:
+        raise UsageError(
+            f"opset={opset}: the operators of the model cannot be converted, expected {found}",
+            help=f"leave it out, or give {found}",
+            argument="opset",
+        )
 
 
 def _as_gemm(model: Any) -> None:
@@ -158,7 +164,14 @@ class OnnxRun:
         options.log_severity_level = 3  # it warns that an optimised model belongs to this machine
         options.optimized_model_filepath = str(optimised)
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
-        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        try:
+            return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's classes share no other base
+            raise CheckpointError(
+                f"{file.name}: onnxruntime does not load the export: {first_line(error)}",
+                help="bfloat16 runs on few of its devices: cast the model to float32 first (`bowline cast`); "
+                "--no-verify (verify=False) writes it all the same",
+            ) from error
 
     def _initializers(self, file: Path) -> int:
         import onnx

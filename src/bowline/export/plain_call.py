@@ -40,18 +40,23 @@ def plain_view(model: nn.Module, inputs: Inputs) -> nn.Module:
     names = names_of(inputs)
     fixed = {"use_cache": False} if "use_cache" in inspect.signature(kind.forward).parameters else {}
 
+    own = vars(model).get("forward")  # of the instance, as use_tied_loss and hooks of other libraries put there
+
     def forward(self: nn.Module, *tensors: torch.Tensor, **named: torch.Tensor) -> Any:
         if isinstance(inputs, dict):
             named, tensors = {**dict(zip(names, tensors, strict=False)), **named}, ()
         else:
             tensors, named = (*tensors, *named.values()), {}
-        return outputs_of(kind.forward(self, *tensors, **named, **fixed))
+        given = own(*tensors, **named, **fixed) if own is not None else kind.forward(self, *tensors, **named, **fixed)
+        return outputs_of(given)
 
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     stated = inspect.Signature([inspect.Parameter(name, either) for name in ("self", *names)])
     forward.__signature__ = stated  # type: ignore[attr-defined]
-    view: nn.Module = object.__new__(swapped_class(kind, kind, forward=forward))
-    view.__dict__.update(vars(model))
+    made = swapped_class(kind, kind)
+    made.forward = forward  # after the class is made: use_tied_loss wraps what a new subclass inherits
+    view: nn.Module = object.__new__(made)
+    view.__dict__.update({name: value for name, value in vars(model).items() if name != "forward"})
     return view
 
 

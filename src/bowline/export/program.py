@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from zipfile import BadZipFile
 
 import torch
@@ -20,7 +20,7 @@ from bowline.export.plain_call import Inputs, names_of, plain_view, values_of
 from bowline.nn.ties.shared_parameters import find_ties
 from bowline.nn.tree.slots import slots
 
-__all__ = ["load_program", "make_program", "quietly", "write_program"]
+__all__ = ["first_line", "load_program", "make_program", "quietly", "write_program"]
 
 RECORD = "bowline_ties.json"
 """The name in the archive: `{target: source}` for each tie of the exported model."""
@@ -41,7 +41,7 @@ def load_program(path: str | os.PathLike[str]) -> nn.Module:
             program = torch.export.load(os.fspath(path), extra_files=held)
     except (OSError, RuntimeError, ValueError, AssertionError, BadZipFile) as error:
         raise CheckpointError(
-            f"{os.fspath(path)}: is not a program of torch.export: {_first_line(error)}",
+            f"{os.fspath(path)}: is not a program of torch.export: {first_line(error)}",
             help="export the model again with `bowline export --to pt2`",
         ) from error
     try:
@@ -78,7 +78,7 @@ def make_program(model: nn.Module, inputs: Inputs) -> Any:
             failure = failure or error
     fixed = "fixes a size of the inputs" if "Dim.STATIC" in str(failure) else "fails"
     raise UsageError(
-        f"{type(model).__name__}: torch.export {fixed}: {_first_line(failure)}",
+        f"{type(model).__name__}: torch.export {fixed}: {first_line(failure)}",
         help="export it with to='torchscript', which leaves the sizes free",
     ) from failure
 
@@ -95,24 +95,58 @@ def write_program(model: nn.Module, inputs: Inputs, file: Path) -> None:
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
     ties = {tie.target: tie.source for tie in find_ties(model).ties}
-    with quietly():
-        torch.export.save(program, str(file), extra_files={RECORD: json.dumps(ties)})
+    with file.open("wb") as opened:
+        sink = _Sink(opened)
+        with quietly():
+            torch.export.save(program, sink, extra_files={RECORD: json.dumps(ties)})  # type: ignore[arg-type]
+        sink.check()
+
+
+class _Sink:
+    """A file for torch's writer, which ends the process if a write fails: the error is kept, and raised after it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write the bytes, unless a write has failed before."""
+        if self.error is None:
+            try:
+                self.file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def check(self) -> None:
+        """Raise the first error, if there was one."""
+        if self.error is not None:
+            raise self.error
+        self.file.flush()
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
     """Without torch's warnings and log lines: the exporters tell of their own fallbacks."""
-    logger = logging.getLogger("torch")
-    before = logger.level
+    loggers = {logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir")}
+    before = {logger: logger.level for logger in loggers}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        logger.setLevel(logging.CRITICAL)
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
         try:
             yield
         finally:
-            logger.setLevel(before)
+            for logger in loggers:
+                logger.setLevel(before[logger])
 
 
-def _first_line(error: Exception | None) -> str:
+def first_line(error: Exception | None) -> str:
+    """The first line of an error's text, at most 200 characters.
+
+    Example:
+        >>> first_line(ValueError("one\\ntwo")), first_line(KeyError())
+        ('one', 'KeyError')
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{lines[0]:.200}" if lines else type(error).__name__

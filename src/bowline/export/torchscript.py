@@ -24,7 +24,8 @@ def write_torchscript(model: nn.Module, inputs: Inputs, file: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the checks of inputs are not traced; newer torch warns of TorchScript's age
         traced: Any = torch.jit.trace(plain_view(model, inputs), given, check_trace=False)
-        traced.save(str(file))
+        content = traced.save_to_buffer()  # torch's own writer of files ends the process where the disk is full
+    file.write_bytes(content)
 
 
 def load_torchscript(file: Path) -> Any:
