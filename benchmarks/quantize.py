@@ -1,7 +1,8 @@
-"""The head of one decoding step on the CPU: the int8 table of `quantize_tied` beside float heads and torchao's int8."""
+"""Lookup and head of a decoding step on the CPU: `quantize_tied` in int8 and int4, float ends, torchao's int8 head."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -17,26 +18,33 @@ from torch import nn
 from benchmarks.measure import machine, median
 from bowline.nn import quantize_tied
 from bowline.nn.modules.quantized_ends import QuantizedHead
+from bowline.nn.tree.table_slots import SharedTable
 
 __all__ = ["run"]
 
 TORCHAO = Path(__file__).parents[1] / ".peers" / "torchao"
 SHAPES = {"SmolLM2-135M": (49_152, 576), "Gemma 3 270M": (262_144, 640)}
 THREADS = (1, 2)
-ROUNDS = {49_152: 60, 262_144: 24}
-REFERENCE = "float32 head"
+ROUNDS = {49_152: 12, 262_144: 4}
+LOOKUPS = 200
+CODES: tuple[Literal["int8", "int4"], ...] = ("int8", "int4")
+REFERENCE, SAME = "float32 head", "bfloat16 head"
 LINE = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A head, the hidden state that it takes, and the bytes of the matrix that it reads."""
+    """A head, the hidden state that it takes, and the bytes of the matrix that it reads.
+
+    `lookup` is the embedding of the same table; torchao's head has none, because it is quantised alone.
+    """
 
     head: Callable[[torch.Tensor], torch.Tensor]
+    lookup: Callable[[torch.Tensor], torch.Tensor] | None = None
     hidden: torch.Tensor
     megabytes: float
-    stored: torch.Tensor
-    """The matrix that it stands for, by which its logits are judged."""
+    largest_error: float
+    """That of its logits against float64 with the matrix that it stands for, divided by the largest logit."""
 
 
 @torch.no_grad()
@@ -47,26 +55,26 @@ def run() -> str:
     try:
         for name, (rows, width) in SHAPES.items():
             cases = _cases(rows, width)
-            off = {what: _largest_error(case) for what, case in cases.items()}
             for threads in THREADS:
                 torch.set_num_threads(threads)
                 seconds = _interleaved(cases, ROUNDS[rows])
                 sections.append(
-                    _section(f"{name}, {rows:,} x {width}, {threads} thread{'s' * (threads > 1)}", cases, seconds, off)
+                    _section(f"{name}, {rows:,} x {width}, {threads} thread{'s' * (threads > 1)}", cases, seconds)
                 )
     finally:
         torch.set_num_threads(before)
     rounds = " and ".join(f"{ROUNDS[rows]} of the {rows:,}-row heads" for rows, _ in SHAPES.values())
     return "\n".join(
         [
-            "# The head of a decoding step on the CPU",
+            "# Lookup and head of a decoding step on the CPU",
             "",
             fill(
                 "One hidden state (1, D) to logits (1, V). The matrix is random, N(0, 0.02^2). Interleaved rounds, "
                 f"{rounds}. Other work ran on the machine (see the load): compare the heads of one table by their "
                 "ratios, and not the milliseconds of two tables. torchao converts its codes to float at each call; its "
                 "time varied by up to four times between runs. The largest error is that of a logit against float64 "
-                "with the same matrix, divided by the largest logit.",
+                "with the same matrix, divided by the largest logit. The lookup is that of one id, the median of "
+                f"{LOOKUPS}. torchao's head is quantised alone: the float embedding stays beside it.",
                 LINE,
             ),
             "",
@@ -86,25 +94,40 @@ def _cases(rows: int, width: int) -> dict[str, Case]:
         size = rows * width * dtype.itemsize / 1e6
         model = _tied(matrix.to(dtype))
         state = hidden.to(dtype)
-        cases[f"{name} head"] = Case(head=model["head"], hidden=state, megabytes=size, stored=matrix.to(dtype).double())
+        cases[f"{name} head"] = Case(
+            head=model["head"],
+            lookup=model["wte"],
+            hidden=state,
+            megabytes=size,
+            largest_error=_largest_error(model["head"], state, matrix.to(dtype)),
+        )
         quantised = _torchao(matrix.to(dtype))
         if quantised is not None:
             cases[f"torchao int8 weight-only, {name}"] = Case(
                 head=quantised,
                 hidden=state,
                 megabytes=rows * width / 1e6,
-                stored=quantised.weight.dequantize().double(),
+                largest_error=_largest_error(quantised, state, quantised.weight.dequantize()),
             )
-        table = _tied(matrix.to(dtype))
-        quantize_tied(table)
-        codes = cast(QuantizedHead, table["head"]).table
-        cases[f"`quantize_tied`, {name}"] = Case(
-            head=table["head"],
-            hidden=state,
-            megabytes=rows * width / 1e6,
-            stored=codes.values.double() * codes.scale.double()[:, None],
-        )
+        for codes in CODES:
+            ends = _tied(matrix.to(dtype))
+            quantize_tied(ends, dtype=codes)
+            table = cast(QuantizedHead, ends["head"]).table
+            cases[f"`quantize_tied` {codes}, {name}"] = Case(
+                head=ends["head"],
+                lookup=ends["wte"],
+                hidden=state,
+                megabytes=sum(part.nbytes for part in table.buffers()) / 1e6,
+                largest_error=_largest_error(ends["head"], state, _stood_for(table)),
+            )
     return cases
+
+
+def _stood_for(table: SharedTable) -> torch.Tensor:
+    """The matrix that a table's codes stand for, in float32, rounded once."""
+    wide = copy.deepcopy(table)
+    wide.scale = wide.scale.float()
+    return wide.rows()
 
 
 def _tied(matrix: torch.Tensor) -> nn.ModuleDict:
@@ -130,9 +153,10 @@ def _torchao(matrix: torch.Tensor) -> nn.Linear | None:
     return head
 
 
-def _largest_error(case: Case) -> float:
-    exact = nn.functional.linear(case.hidden.double(), case.stored)
-    return float((case.head(case.hidden).double() - exact).abs().max() / exact.abs().max())
+def _largest_error(head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, matrix: torch.Tensor) -> float:
+    """Computed block by block: a float64 copy of each case's matrix would not fit in memory."""
+    exact = torch.cat([nn.functional.linear(hidden.double(), rows.double()) for rows in matrix.split(8192)], dim=-1)
+    return float((head(hidden).double() - exact).abs().max() / exact.abs().max())
 
 
 def _interleaved(cases: dict[str, Case], rounds: int) -> dict[str, list[float]]:
@@ -148,19 +172,36 @@ def _interleaved(cases: dict[str, Case], rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
-def _section(title: str, cases: dict[str, Case], seconds: dict[str, list[float]], off: dict[str, float]) -> str:
+def _lookup_seconds(case: Case) -> float | None:
+    """The median of looking one id up."""
+    if case.lookup is None:
+        return None
+    seconds = []
+    for at in range(LOOKUPS + 1):
+        ids = torch.tensor([[7 * at]])
+        started = time.perf_counter()
+        case.lookup(ids)
+        seconds.append(time.perf_counter() - started)
+    return median(seconds[1:])
+
+
+def _section(title: str, cases: dict[str, Case], seconds: dict[str, list[float]]) -> str:
     reference = median(seconds[REFERENCE])
     lines = [
         "",
         f"## {title}",
         "",
-        f"| head | matrix, MB | median ms | fastest ms | of the {REFERENCE}'s median | largest error |",
-        "|---|---|---|---|---|---|",
+        f"| head | matrix, MB | head: median ms | fastest ms | of the {REFERENCE} | of the {SAME} | largest error | "
+        f"lookup: median us | of {SAME.removesuffix(' head')}'s |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
+    lookups = {name: _lookup_seconds(case) for name, case in cases.items()}
+    narrow, one_row = median(seconds[SAME]), lookups[SAME]
     for name, case in cases.items():
-        middle, fastest = median(seconds[name]), min(seconds[name])
+        middle, fastest, lookup = median(seconds[name]), min(seconds[name]), lookups[name]
+        found = "- | - |" if lookup is None or one_row is None else f"{1e6 * lookup:.1f} | {lookup / one_row:.1f} |"
         lines.append(
             f"| {name} | {case.megabytes:.0f} | {1e3 * middle:.2f} | {1e3 * fastest:.2f} | {middle / reference:.2f} | "
-            f"{off[name]:.1e} |"
+            f"{middle / narrow:.2f} | {case.largest_error:.1e} | {found}"
         )
     return "\n".join(lines)
