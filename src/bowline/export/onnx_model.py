@@ -169,7 +169,7 @@ class OnnxRun:
         except Exception as error:  # onnxruntime's classes share no other base
             raise CheckpointError(
                 f"{file.name}: onnxruntime does not load the export: {first_line(error)}",
-                help="bfloat16 runs on few of its devices: cast the model to float32 first (`bowline cast`); "
+                help="bfloat16 runs on few of its devices: cast the model first (`bowline cast --dtype f32`); "
                 "--no-verify (verify=False) writes it all the same",
             ) from error
 
