@@ -98,14 +98,16 @@ def _as_gemm(model: Any) -> None:
         flat_shape, vocabulary = constant([-1, columns], "flat_shape"), constant([rows], "rows")
         flat = ir.node("Reshape", [hidden, flat_shape.outputs[0]])
         product = ir.node("Gemm", [flat.outputs[0], matrix], attributes={"transB": 1})
-        leading = ir.node("Shape", [hidden], attributes={"start": 0, "end": -1})
+        first, last = constant([0], "first"), constant([-1], "last")
+        sizes = ir.node("Shape", [hidden])
+        leading = ir.node("Slice", [sizes.outputs[0], first.outputs[0], last.outputs[0]])
         shape = ir.node("Concat", [leading.outputs[0], vocabulary.outputs[0]], attributes={"axis": 0})
         back = ir.node("Reshape", [product.outputs[0], shape.outputs[0]])
-        made = [flat_shape, vocabulary, flat, product, leading, shape, back]
-        for one, label in zip(made[2:], ("flat", "product", "leading", "shape", "logits"), strict=True):
+        made = [flat, product, sizes, leading, shape, back]
+        for one, label in zip(made, ("flat", "product", "sizes", "leading", "shape", "logits"), strict=True):
             one.outputs[0].name = f"{name}.{label}"
         back.outputs[0].type, back.outputs[0].shape, back.outputs[0].name = logits.type, logits.shape, logits.name
-        model.graph.insert_before(node, made)
+        model.graph.insert_before(node, [flat_shape, vocabulary, first, last, *made])
         for user, at in list(logits.uses()):
             user.replace_input_with(at, back.outputs[0])
         for at, output in enumerate(model.graph.outputs):
