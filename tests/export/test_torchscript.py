@@ -18,6 +18,7 @@ import bowline
 from bowline.errors import CheckpointError, UsageError
 from tests.export.live_models import MODELS, Plain, bert, gpt2, llama_directory, logits, one_copy, tokens
 
+IDS = torch.zeros(3, 7, dtype=torch.int64)
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*")  # torch calls TorchScript old
 
 
@@ -168,6 +169,8 @@ def test_a_disk_that_is_full_while_writing_leaves_nothing(tmp_path: Path, monkey
         ({"to": "torchscript", "opset": 18}, "opset=18: has no meaning for to='torchscript'"),
         ({"to": "torchscript", "example": "ids"}, "example is a str: expected a tuple of tensors"),
         ({"to": "torchscript"}, "example: Plain has no config that says which inputs it takes"),
+        ({"to": "torchscript", "example": {"x": IDS}}, "example: Plain does not run on x: .*unexpected keyword"),
+        ({"to": "torchscript", "example": (IDS + 900,)}, "example: Plain does not run on input_0: index out of range"),
         ({"to": "gguf"}, "model is a Plain: to='gguf' exports a checkpoint's directory"),
     ],
 )

@@ -63,6 +63,8 @@ def export_live(
     _check_model(loaded)
     inputs = example_inputs(loaded, example)
     one_copy = _one_copy(loaded)
+    with evaluating(loaded):
+        _check_runs(loaded, inputs)
     with evaluating(loaded), publishing_files(place) as stage:
         exported = with_cloned_heads(loaded) if head == "cloned" else loaded
         optimised = _one_copy(exported) if to == "onnx" and verify else 0  # onnxruntime's own copy, for the count
@@ -179,6 +181,10 @@ def _verified(
                 f"{place}: the export does not run on inputs of {shape}: {first_line(error)}",
                 help="--no-verify (verify=False) writes it all the same",
             ) from error
+        if len(got) != len(expected):
+            raise CheckpointError(
+                f"{place}: it has {len(got)} outputs, and the model {len(expected)}", help="nothing was written"
+            )
         sizes.append(tuple(values_of(given)[0].shape))
         for one, other in zip(expected, got, strict=True):
             difference, allowed = _difference(one, other)
@@ -241,6 +247,20 @@ def _check_model(model: nn.Module) -> None:
             f"{type(model).__name__}: has tensors on {joined(devices)}, expected all on the CPU",
             help="call model.cpu() first, or load the values of a model on meta",
         )
+
+
+def _check_runs(model: nn.Module, inputs: Inputs) -> None:
+    """Check that the model takes the inputs and gives tensors."""
+    try:
+        given = _tensors(_call(plain_view(model, inputs), inputs))
+    except Exception as error:  # the model's own
+        raise UsageError(
+            f"example: {type(model).__name__} does not run on {joined(names_of(inputs))}: {first_line(error)}",
+            help="give example= with inputs that the model takes, or install what it needs",
+            argument="example",
+        ) from error
+    if not given:
+        raise UsageError(f"{type(model).__name__}: its output has no tensor", help="wrap it in a module that gives one")
 
 
 def _check_options(to: str, head: str, opset: int | None, external_data: bool | None) -> None:
