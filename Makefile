@@ -100,7 +100,7 @@ edits: $(VENV)/dev
 	BOWLINE_EDIT_STOPS_EVERY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 tests/faults/test_edit_stops.py
 
 # Versions of torch beside the release's own, which `make test` has. Left out: tests of packages built for that one.
-COMPAT := compat-2.14.1
+COMPAT := compat-2.11.0 compat-2.14.1
 COMPAT_TESTS := tests/functional tests/nn tests/models tests/train tests/geometry tests/parity/test_live_checkpoints.py
 COMPAT_LEFT_OUT := --ignore tests/functional/loss/test_triton.py --ignore tests/functional/loss/test_peers.py
 .PHONY: $(COMPAT)

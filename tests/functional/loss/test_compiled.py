@@ -97,7 +97,7 @@ def test_under_autocast_a_float32_matrix_has_a_float32_gradient() -> None:
         plain = linear_cross_entropy(hidden, weight, labels, bias=bias, backend="chunked")
     for one, other in zip(gradients(found, hidden, weight), gradients(plain, hidden, weight), strict=True):
         assert one.dtype == torch.float32
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-8)  # each rounds to bfloat16 in an order of its own
 
 
 def test_a_number_of_tokens_that_changes_is_one_graph() -> None:

@@ -6,7 +6,7 @@ Limits (`resources`) and labels are checked when the operator runs, not when it 
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class _Traced(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         hidden, weight, bias, labels, factors, options, scale, wanted = args
         ends = hidden, weight, bias, labels
-        losses, *gradients = _operator(*ends, *scaled_up(factors, scale), wanted[:3], **asdict(options))
+        losses, *gradients = _operator(*ends, *scaled_up(factors, scale), wanted[:3], **_as_keywords(options))
         ctx.save_for_backward(losses, *gradients, *(scale or ()))
         ctx.wanted = wanted
         total: torch.Tensor = (losses * factors).sum()
@@ -70,6 +70,11 @@ class _Traced(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _as_keywords(options: Options) -> dict[str, Any]:
+    """The fields by name, read one by one: torch.compile cannot trace `asdict` before 2.13."""
+    return {field.name: getattr(options, field.name) for field in fields(options)}
 
 
 def _run(*ends: Any, **options: Any) -> OperatorResult:
