@@ -23,7 +23,7 @@ from bowline.errors import FormatError
 
 __all__ = ["Cast", "ChosenRows", "Content", "Held", "NewRows", "Scaled", "Stored"]
 
-BLOCK_BYTES = 256 << 10
+BLOCK_BYTES = 512 << 10
 THREADS = 2
 WORTH_THREADS = 4
 """Blocks from which a tensor is computed by several threads."""

@@ -113,7 +113,7 @@ class GGUFDraft:
         return start + padding(start, alignment) + data
 
     def parts(self) -> Iterator[bytes | memoryview]:
-        """The bytes of the file, in parts of about 256 KB; each is valid until the next is asked for."""
+        """The bytes of the file, in parts of about 512 KB; each is valid until the next is asked for."""
         yield from self._start()
         for rows in self.tensors.values():
             yield from rows.parts()

@@ -58,7 +58,7 @@ class StoredRows:
         return StoredRows(self.checkpoint, self.tensor, chosen)
 
     def blocks(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """The rows in blocks of about 256 KB, `(rows, bytes of a row)`; each is valid until the next is asked for."""
+        """The rows in blocks of about 512 KB, `(rows, bytes of a row)`; each is valid until the next is asked for."""
         step = max(1, BLOCK_BYTES // max(1, self.row_bytes))
         for start in range(0, self.rows, step):
             stop = min(start + step, self.rows)
