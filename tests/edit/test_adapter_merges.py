@@ -246,7 +246,7 @@ def test_two_claims_on_one_parameter_are_refused(bases: Callable[[str, bool], Ba
 
 def test_a_tensor_of_an_unknown_kind_is_refused_by_name(bases: Callable[[str, bool], Base], place: Path) -> None:
     with_tensors(place, lambda tensors: tensors.update({A.replace("lora_A", "lora_Z"): torch.zeros(2)}))
-    refused(bases, place, "lora_Z.weight' is no tensor of a LoRA adapter")
+    refused(bases, place, "lora_Z.weight' does not belong to a LoRA adapter")
 
 
 def test_a_new_head_that_the_base_does_not_have_is_refused(bases: Callable[[str, bool], Base], place: Path) -> None:

@@ -125,7 +125,7 @@ def _as_adapted(base: BaseModel, config: AdapterConfig) -> BaseModel:
 
 
 def known_base(checkpoint: Checkpoint, *, values: bool, given: bool) -> BaseModel:
-    """What an open checkpoint says about itself as the base of an adapter."""
+    """Describe an open checkpoint as the base of an adapter: its ends, and whether they are tied."""
     evidence = gather(checkpoint, values=False)
     main = evidence.main_tie
     if values and main is not None and main.state is None and not main.unseen:  # both ends are stored: compare them

@@ -20,7 +20,7 @@ LIVE = ("torchscript", "pt2", "onnx")
 
 
 class ExportFormat(StrEnum):
-    """What `bowline export` writes."""
+    """The formats that `bowline export` writes."""
 
     TORCHSCRIPT = "torchscript"
     PT2 = "pt2"

@@ -15,7 +15,7 @@ __all__ = ["merge"]
 
 
 class Tied(StrEnum):
-    """What becomes of a tie whose ends were trained apart."""
+    """The ways to merge an adapter that trained the ends of a tie apart."""
 
     UNTIE = "untie"
     BOTH = "both"

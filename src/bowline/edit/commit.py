@@ -50,7 +50,7 @@ class EditReport:
     compared: int = 0
     """Bytes of the result that were read again and compared with their source."""
     checked: tuple[str, ...] = ()
-    """What the steps' own checks of the result saw."""
+    """The results of the steps' own checks, a sentence each."""
     kept_in: Path | None = None
     """The directory that keeps the old files, after an edit in place."""
     unchanged: bool = False

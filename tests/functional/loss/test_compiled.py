@@ -90,14 +90,16 @@ def test_only_what_is_wanted_is_made(without: str, monkeypatch: pytest.MonkeyPat
     assert found.requires_grad == any(kept)
 
 
-def test_under_autocast_a_float32_matrix_has_a_float32_gradient() -> None:
+def test_under_autocast_a_float32_matrix_has_a_float32_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a CPU emulates bfloat16, the loss multiplies in float32 if it is not compiled: here in bfloat16 too."""
+    monkeypatch.setattr("bowline.functional.loss.cross_entropy.emulated", lambda _: False)
     hidden, weight, labels, bias = case(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         found = compiled()(hidden, weight, labels, bias, None)
         plain = linear_cross_entropy(hidden, weight, labels, bias=bias, backend="chunked")
     for one, other in zip(gradients(found, hidden, weight), gradients(plain, hidden, weight), strict=True):
         assert one.dtype == torch.float32
-        torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-8)  # each rounds to bfloat16 in an order of its own
+        torch.testing.assert_close(one, other)
 
 
 def test_a_number_of_tokens_that_changes_is_one_graph() -> None:

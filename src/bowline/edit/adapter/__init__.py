@@ -1,1 +1,1 @@
-"""What a PEFT adapter makes of the tensors of its base; no torch."""
+"""Merges PEFT adapters into the tensors of their base, and extracts them; no torch."""

@@ -1,4 +1,4 @@
-"""What an adapter does to each parameter of its base, read off its tensors."""
+"""Lists the changes that an adapter makes to the parameters of its base."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CHANGES_BASE = re.compile(r"(?i)(pissa.*|corda.*|olora|mica|loftq|lora_ga)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterChange:
-    """One parameter of one module, in words what becomes of it, and how.
+    """One change of one parameter: a phrase for the report, and the function that makes it.
 
     `make` turns the base's tensor into the merged one; `base_copy` means that the tensor is the base's own, stored with
     the adapter.
@@ -60,7 +60,7 @@ class ParameterChange:
 
 
 def refuse_unmergeable(adapter: Adapter) -> None:
-    """Raise for an adapter that is no sum of deltas and copies.
+    """Raise for an adapter that cannot be merged by adding deltas and copying tensors.
 
     Raises:
         UsageError: its PEFT type, or a setting of it, is not one that can be merged.
@@ -84,7 +84,7 @@ def refuse_unmergeable(adapter: Adapter) -> None:
     for tensor in adapter.tensors:
         if tensor.part in (Part.UNKNOWN, Part.METHOD):
             raise FormatError(
-                f"{adapter.file}: {shown(tensor.name)} is no tensor of a LoRA adapter",
+                f"{adapter.file}: {shown(tensor.name)} does not belong to a LoRA adapter",
                 help="merge the adapter with the tool that wrote it",
             )
         if tensor.stored.dtype not in FLOATS:

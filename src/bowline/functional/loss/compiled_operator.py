@@ -73,7 +73,7 @@ class _Traced(torch.autograd.Function):
 
 
 def _as_keywords(options: Options) -> dict[str, Any]:
-    """The fields by name, read one by one: torch.compile cannot trace `asdict` before 2.13."""
+    """The fields by name, read one by one: torch.compile of torch 2.10 and older cannot trace `asdict`."""
     return {field.name: getattr(options, field.name) for field in fields(options)}
 
 
