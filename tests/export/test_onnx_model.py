@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -11,14 +12,28 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from torch import nn
 
 import bowline
 from bowline.checkpoint.formats.onnx.model import read_onnx
 from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.errors import CheckpointError, UsageError
 from bowline.export.export_report import ExportReport
-from tests.export.live_models import ROWS, Plain, gpt2, llama_directory, logits, one_copy, tokens
+from tests.export.live_models import ROWS, Plain, gpt2, llama_directory, logits, one_copy, t5, tokens
 
+RESIDENT = """
+import sys
+import onnxruntime
+
+def anonymous():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+before = anonymous()
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+print(anonymous() - before)
+"""
+"""Prints the anonymous bytes that a session adds."""
 onnxruntime: Any = import_module("onnxruntime")  # it has no types
 IDS = (torch.zeros(3, 7, dtype=torch.int64),)
 
@@ -57,6 +72,42 @@ def test_one_initializer_serves_both_ends_before_and_after_the_optimiser(
     assert file.stat().st_size == report.nbytes < 1.02 * one_copy(model)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_onnxruntime_holds_the_table_once_in_memory(tmp_path: Path) -> None:
+    """A constant matrix would be packed into a second one for the product."""
+    rows, width = 60_000, 128
+    wide = Plain()
+    wide.wte, wide.lm_head = nn.Embedding(rows, width), nn.Linear(width, rows, bias=False)
+    wide.lm_head.weight = wide.wte.weight
+    report = bowline.export(wide, tmp_path / "m.onnx", to="onnx", example=IDS)
+    assert report.copies == 0
+    model = onnx.load(str(tmp_path / "m.onnx"))
+    (table,) = matrices(tmp_path / "m.onnx", rows)
+    inputs = [one for one in model.graph.input if one.name != table]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    onnx.save(model, tmp_path / "constant.onnx")
+    held = {
+        name: int(subprocess.check_output([sys.executable, "-c", RESIDENT, str(tmp_path / f"{name}.onnx")], text=True))
+        for name in ("m", "constant")
+    }
+    nbytes = 4 * rows * width
+    assert held["m"] < 1.5 * nbytes < 1.8 * nbytes < held["constant"]
+
+
+def test_the_table_is_no_input_that_a_caller_has_to_give(exported: tuple[Any, Path, ExportReport]) -> None:
+    _, file, report = exported
+    runner = session(file)
+    assert tuple(one.name for one in runner.get_inputs()) == report.inputs
+    assert [one.name for one in runner.get_overridable_initializers()] == matrices(file)
+
+
+def test_a_float16_table_stays_a_constant(tmp_path: Path) -> None:
+    """onnxruntime would cast an input to float32 at every call."""
+    bowline.export(Plain().half(), tmp_path / "m.onnx", to="onnx", example=IDS, verify=False)
+    assert [one.name for one in onnx.load(str(tmp_path / "m.onnx")).graph.input] == ["input_0"]
+
+
 def test_onnxruntime_computes_the_same_at_any_size(exported: tuple[Any, Path, ExportReport]) -> None:
     model, file, report = exported
     runner = session(file)
@@ -84,6 +135,34 @@ def test_an_llama_of_transformers_gets_one_initializer_too(tmp_path: Path, quiet
     assert "one initializer after onnxruntime's optimiser" in report.outcome
     assert report.largest_difference is not None
     assert report.largest_difference < 1e-4
+
+
+@pytest.mark.parametrize("house", ["bowline", "transformers"])
+def test_a_t5_has_one_initializer_for_encoder_decoder_and_head(
+    house: str, tmp_path: Path, quiet_transformers: None
+) -> None:
+    model: Any = t5()
+    if house == "transformers":
+        from transformers import T5Config, T5ForConditionalGeneration
+
+        sizes: dict[str, Any] = {"d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
+        config = T5Config(vocab_size=ROWS, **sizes | {"decoder_start_token_id": 0})
+        model = T5ForConditionalGeneration(config)
+    shared = model.shared.weight
+    assert shared is model.encoder.embed_tokens.weight is model.decoder.embed_tokens.weight is model.lm_head.weight
+    file = tmp_path / "t5.onnx"
+    report = bowline.export(model, file, to="onnx")
+    runner = session(file, tmp_path / "optimised.onnx")
+    assert len(matrices(file)) == len(matrices(tmp_path / "optimised.onnx")) == 1
+    assert report.copies == 0 and report.nbytes < 1.02 * one_copy(model)
+    generator = torch.Generator().manual_seed(1)
+    inputs = {
+        "input_ids": torch.randint(ROWS, (2, 9), generator=generator),
+        "attention_mask": torch.ones(2, 9, dtype=torch.int64),
+        "decoder_input_ids": torch.randint(ROWS, (2, 4), generator=generator),
+    }
+    (got,) = runner.run(None, {name: one.numpy() for name, one in inputs.items()})
+    np.testing.assert_allclose(got, logits(model, inputs).numpy(), atol=1e-4, rtol=0)
 
 
 def test_weights_in_a_file_of_their_own_and_an_opset(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""ONNX: one initializer for both ends, which onnxruntime's optimiser leaves one."""
+"""ONNX: one initializer for both ends, of which onnxruntime's optimiser and its kernels make no second one."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def write_onnx(model: nn.Module, inputs: Inputs, file: Path, *, opset: int | Non
         with quietly():
             made: Any = torch.onnx.export(program, dynamo=True, verbose=False, **options)  # type: ignore[arg-type]
             _as_gemm(made.model)
+            _unpacked(made.model)
             for node in made.model.graph:
                 node.metadata_props.clear()  # stack traces, with the paths of this machine
             made.save(str(file), external_data=external_data)
@@ -116,6 +117,22 @@ def _as_gemm(model: Any) -> None:
         model.graph.remove(node, safe=True)
         if not turned.outputs[0].uses():
             model.graph.remove(turned, safe=True)
+
+
+def _unpacked(model: Any) -> None:
+    """Let onnxruntime multiply by the embedding's initializer where it lies, instead of by a packed copy.
+
+    For a constant matrix a product keeps a copy in the order of its kernel. onnxruntime frees the original, unless
+    something else reads it too, as the look-up does. An initializer that is an input as well is no constant, so it is
+    not packed; callers need not give it. Matrices in float16 stay constants: they would be cast at every call.
+    """
+    import onnx_ir as ir
+
+    for matrix in model.graph.initializers.values():
+        users = [(user.op_type, at) for user, at in matrix.uses()]
+        wide = matrix.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+        if wide and ("Gemm", 1) in users and ("Gather", 0) in users and not matrix.is_graph_input():
+            model.graph.inputs.append(matrix)
 
 
 class OnnxRun:
