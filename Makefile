@@ -21,7 +21,7 @@ help:
 	@echo "make fuzz          200,000 safetensors headers against safetensors itself"
 	@echo "make fuzz-gguf     100,000 damaged GGUF files against the gguf package"
 	@echo "make real          the tests that use a real trained model, which it fetches (SmolLM2-135M), and other tools"
-	@echo "make compat        the tests of live models and training with a newer torch, 2.14.1"
+	@echo "make compat        the tests of live models and training with torch 2.11.0 and 2.14.1"
 	@echo "make families      generate the families' table from both versions of transformers; make mlx-table: mlx-lm's"
 
 # The base install: what a user gets.

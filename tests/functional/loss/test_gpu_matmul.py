@@ -52,6 +52,8 @@ def test_a_sweep_with_them_gives_the_gradients(
 
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_what_this_torch_widens_has_the_shape_and_the_dtype(chunks: int) -> None:
+    if chunks > 1 and torch.__version__ < "2.12":
+        pytest.skip("torch 2.11 cannot trace addmm with out_dtype")
     x, hidden, weight = (
         torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((6, 70), (6, 8), (70, 8))
     )
