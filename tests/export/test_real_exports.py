@@ -1,7 +1,8 @@
-"""Exports run by llama.cpp and mlx-lm: the same ids for a text, and the same greedy tokens as transformers."""
+"""Exports run by llama.cpp, mlx-lm and onnxruntime: ids, greedy tokens and logits beside those of transformers."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -13,9 +14,13 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from transformers.models.llama import modeling_llama
 
+import bowline
 from bowline.export.gguf import export_gguf
 from bowline.export.hub_layout import export_layout
+from bowline.export.onnx_model import OnnxRun
+from bowline.export.plain_call import example_inputs, resized
 from tests.export.gguf_models import MODELS, made
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("quiet_transformers")]
@@ -86,3 +91,48 @@ def test_mlx_lm_says_the_same_sixteen_tokens(tmp_path: Path) -> None:
     command = [str(MLX / "bin" / "python"), str(script), str(tmp_path / "mlx"), "16", *map(str, ids)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == by_transformers(model, ids, 16)[0]
+
+
+def in_float64(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The model with every step in float64; transformers computes norms and rotary angles in float32 otherwise."""
+
+    def norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        size = hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon
+        scaled: torch.Tensor = self.weight * hidden * size.rsqrt()
+        return scaled
+
+    def rotary(self: Any, hidden: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = position_ids[..., None].double() * frequencies
+        both = torch.cat((angles, angles), -1)
+        return both.cos(), both.sin()
+
+    frequencies = model.model.rotary_emb.inv_freq.double()
+    wide = copy.deepcopy(model).double()
+    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", norm)
+    monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", rotary)
+    return wide
+
+
+def test_onnx_is_no_further_from_float64_than_torch_is(
+    smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two differ by more than 1e-4 where logits reach 36: rounding, of which each has its own."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
+    report = bowline.export(model, tmp_path / "smollm2.onnx", to="onnx")
+    run = OnnxRun(tmp_path / "smollm2.onnx", model, ties=report.ties, run=True)
+    text = transformers.AutoTokenizer.from_pretrained(smollm2)(TEXT, return_tensors="pt")
+    example = example_inputs(model, None)
+    cases: list[Any] = [example, resized(example), {name: text[name] for name in example}]
+    with torch.no_grad():
+        by_torch = [model(**given).logits.double() for given in cases]
+        wide = in_float64(model, monkeypatch)
+        exact = [wide(**given).logits for given in cases]
+    by_onnx = [run.run(given)[0].double() for given in cases]
+
+    def furthest(got: list[torch.Tensor]) -> float:
+        return max(float((one - other).abs().max()) for one, other in zip(got, exact, strict=True))
+
+    assert max(float(one.abs().max()) for one in exact) > 30
+    assert furthest(by_torch) < 1e-4
+    assert furthest(by_onnx) < 1e-4
+    assert furthest(by_onnx) < 1.5 * furthest(by_torch)
