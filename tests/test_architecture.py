@@ -25,13 +25,14 @@ MODULES = sorted(
     module.name for module in pkgutil.walk_packages([str(ROOT)], "bowline.") if not module.name.endswith("__main__")
 )
 WITHOUT_TORCH = ("auditing", "checkpoint", "edit", "errors", "families", "geometry", "plots", "recipes", "tie")
-WITH_TORCH = ("functional", "models", "nn", "study", "train")
+WITH_TORCH = ("distributed", "functional", "models", "nn", "study", "train")
 # fmt: off
 NAMES_OF_THE_DESIGN = {
     "Tie", "TieState", "find_ties", "declared_ties", "tie_weights", "untie_weights", "check_ties", "keep_tied",
     "TieGuard", "LMHead", "MLMHead", "linear_cross_entropy", "Recipe", "RECIPES", "init_weights", "expected_loss",
     "load_checkpoint", "save_checkpoint", "load_state", "resize_vocab", "merge_lora", "quantize_tied", "audit",
     "open_checkpoint", "use_tied_loss", "split_gradient", "apply_once", "unique_parameters", "export",
+    "shard_groups", "check_before_sharding",
 }
 # fmt: on
 FRAMEWORKS = {"torch", "transformers", "safetensors", "tokenizers", "jax", "tensorflow"}
@@ -163,10 +164,10 @@ def test_the_version_loads_the_commands_and_nothing_that_they_run() -> None:
 
 
 def test_an_audit_of_plain_safetensors_loads_no_code_for_other_files(tmp_path: Path) -> None:
-    """Adapters, quantised layouts, GGUF, ONNX, SentencePiece and edits are loaded where such a file is met."""
+    """Adapters, quantised layouts, GGUF, ONNX, pt2, SentencePiece and edits are loaded where such a file is met."""
     loaded = audited(write(tmp_path, {WTE: table()}, GPT2), "--headers-only")
     assert "bowline.auditing.rules.tie_flag" in loaded
-    formats = ("quantised", "peft_adapter", "gguf.header", "gguf.text_arrays", "onnx.model", "sentencepiece_model")
+    formats = ("quantised", "peft_adapter", "gguf.header", "gguf.text_arrays", "onnx.model", "pt2", "graphs.uses", "sentencepiece_model")
     adapters = ("evidence", "gathering", "merge", "report", "audit")
     assert not within(
         loaded,

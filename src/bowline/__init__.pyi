@@ -2,6 +2,7 @@
 
 from . import auditing as auditing
 from . import checkpoint as checkpoint
+from . import distributed as distributed
 from . import edit as edit
 from . import errors as errors
 from . import families as families
@@ -15,6 +16,8 @@ from . import study as study
 from . import tie as tie
 from . import train as train
 from .auditing import audit as audit
+from .distributed import check_before_sharding as check_before_sharding
+from .distributed import shard_groups as shard_groups
 from .edit import open_checkpoint as open_checkpoint
 from .export import export as export
 from .nn import LMHead as LMHead

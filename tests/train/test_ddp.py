@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from bowline.auditing import audit
 from bowline.errors import UsageError
 from bowline.train import Trainer
 from bowline.train.loop.processes import Processes
+from tests.torchrun import under_torchrun
 from tests.train.ddp_worker import OPTIONS
 from tests.train.runs import Counting, run, settings, tiny
 from tests.train.texts import library
@@ -25,23 +24,6 @@ pytestmark = pytest.mark.skipif(
 )
 TOLERANCE = 1e-4
 """Relative, after 24 steps: the sum of two gradients is rounded otherwise, and Adam's quotient makes more of it."""
-
-
-def under_torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Two processes of a module, on this machine alone."""
-    root = Path(__file__).parents[2]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}",
-    }
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--nnodes=1"]
-    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-    command += ["-m", *arguments]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 @pytest.fixture(scope="module")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import distributed, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from bowline.errors import TieError, UsageError
+from bowline.nn.guards.replicas import compared_across
 from bowline.nn.guards.trainer_callbacks import CallbackHooks, lightning_callback, trainer_callback
 from bowline.nn.ties.declared_ties import Ties, as_ties, declared_ties
 from bowline.nn.ties.optimizer_groups import expect_groups
 from bowline.nn.ties.shared_parameters import find_ties
 from bowline.nn.ties.tie_check import check_ties
-from bowline.nn.tree.table_slots import TableEnd
+from bowline.nn.tree.table_slots import SharedTable, TableEnd
 from bowline.tie import Tie
 
 __all__ = ["TieGuard"]
@@ -36,11 +38,16 @@ class TieGuard(CallbackHooks):
     on working when that model is wrapped later (DDP, `torch.compile`, accelerate). `optimizer` is looked at when the
     guard is made, and again to explain a broken tie.
 
+    With a process `group` the guard also compares the processes: by one all-reduce of two numbers a tie it sees a tie
+    that broke on one of them, or replicas (DDP's, or a pipeline's) whose bits differ; all of them raise then. It reads
+    the matrix for that, so `every=100` suits a large one. Parameters that are sharded have other rows on every process,
+    and are compared by identity only. Every process has to have the guard, and to step equally often.
+
     The guard is a callback itself, `callbacks=[guard]`, of transformers' `Trainer` and of Lightning's.
 
     Raises:
         TieError: there is no tie to guard, or one that does not hold now.
-        UsageError: `every` is not a positive number of steps.
+        UsageError: `every` is not a positive number of steps, or `group` is no process group.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9, bias=False)})
@@ -56,11 +63,24 @@ class TieGuard(CallbackHooks):
     """
 
     def __init__(
-        self, model: nn.Module, ties: Ties | None = None, *, every: int = 1, optimizer: Optimizer | None = None
+        self,
+        model: nn.Module,
+        ties: Ties | None = None,
+        *,
+        every: int = 1,
+        optimizer: Optimizer | None = None,
+        group: distributed.ProcessGroup | None = None,
     ) -> None:
         if not isinstance(every, int) or every < 1:
             raise UsageError(f"every={every!r}: expected a whole number of steps from 1", argument="every")
+        if group is not None and not isinstance(group, distributed.ProcessGroup):
+            raise UsageError(
+                f"group is a {type(group).__name__}, expected a torch.distributed.ProcessGroup",
+                help="torch.distributed.group.WORLD is all processes; a DeviceMesh gives its own by get_group()",
+                argument="group",
+            )
         self.model = model
+        self.group = group
         self.ties = as_ties([*declared_ties(model), *find_ties(model)] if ties is None else ties)
         self.every = every
         self.optimizer = optimizer
@@ -75,18 +95,37 @@ class TieGuard(CallbackHooks):
         self._ends = tuple((tie, _place(tie.target), _place(tie.source)) for tie in self.ties)
 
     def check(self) -> None:
-        """Every tie is one `Parameter` now: identity only, values are not read.
+        """Every tie is one `Parameter` now: identity only, values are not read, unless there is a group.
 
         Raises:
-            TieError: one is not; the message names both tensors and says how they stand.
+            TieError: one is not; the message names both tensors and says how they stand. Or, with a group, replicas
+                differ, or a tie broke on another process.
         """
         broken = []
+        kept: list[Any] = []
         for tie, target, source in self._ends:
             held = _held(self.model, target)
             if held is None or held is not _held(self.model, source):
                 broken.append(tie)
+                held = None
+            kept.append(held)
+        elsewhere = [None] * len(kept) if self.group is None else self._across(kept)
         if broken:
             self._explain(broken)
+        wrong = [f"{tie} {seen}" for tie, seen in zip(self.ties, elsewhere, strict=True) if seen is not None]
+        if wrong:
+            raise TieError(
+                f"{self._when()}{'; '.join(wrong)}",
+                help="reload the last checkpoint on every process; PipelineTie keeps copies on two stages equal",
+            )
+
+    def _across(self, kept: list[Any]) -> list[str | None]:
+        """What the processes of the group say of each tie; of a quantised table its codes are compared."""
+        assert self.group is not None
+        return compared_across(self.group, [_bits(held) for held in kept])
+
+    def _when(self) -> str:
+        return f"after {self.steps} guarded step{'s' * (self.steps != 1)}, " if self.steps else ""
 
     def step(self) -> None:
         """Count one step, and `check` at every `every`-th.
@@ -131,8 +170,12 @@ class TieGuard(CallbackHooks):
         try:
             check_ties(self.model, broken, optimizer=self.optimizer).raise_if_broken()
         except TieError as error:
-            when = f"after {self.steps} guarded step{'s' * (self.steps != 1)}, " if self.steps else ""
-            raise TieError(when + error.message, help=WAY_OUT) from None
+            raise TieError(self._when() + error.message, help=WAY_OUT) from None
+
+
+def _bits(held: Any) -> torch.Tensor | None:
+    """The tensor to compare with the other processes' one: of a quantised table its codes."""
+    return held.values if isinstance(held, SharedTable) else held
 
 
 Place = tuple[tuple[str, ...], str]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bowline.nn.tree.sharding import is_dtensor, local_part, placed_alike
 from bowline.nn.tree.storages import PLAIN, extent, overlap
 from bowline.tie import TieState
 
@@ -45,7 +46,8 @@ def state_of(target: torch.Tensor, source: torch.Tensor) -> TieState:
 
     `ALIAS` is the same memory, element for element; two views that are shifted or transposed are compared by value.
     `EQUAL` is equality of bits: a NaN equals itself, 0.0 is not -0.0. Two tensors without values (meta) are a clone of
-    each other when they agree in shape and dtype.
+    each other when they agree in shape and dtype. Two DTensors of one mesh and placement are compared by this process's
+    parts, without communication.
 
     Example:
         >>> table = torch.nn.Parameter(torch.zeros(3, 2))
@@ -54,6 +56,8 @@ def state_of(target: torch.Tensor, source: torch.Tensor) -> TieState:
     """
     if target is source:
         return TieState.SHARED
+    if is_dtensor(target) and target.shape == source.shape and placed_alike(target, source):
+        return state_of(local_part(target), local_part(source))
     if not (is_plain(target) and is_plain(source)):
         return TieState.INCOMPATIBLE
     if (target.shape, target.dtype) != (source.shape, source.dtype):
@@ -72,7 +76,11 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> TensorDifference:
-    """Rows (along the first axis) that differ in any bit, and the largest absolute difference of those, in float64."""
+    """Rows (along the first axis) that differ in any bit, and the largest absolute difference of those, in float64.
+
+    Of DTensors, the rows of this process's parts.
+    """
+    one, other = local_part(one), local_part(other)
     rows, largest = 0, 0.0
     with torch.no_grad():
         for a, b in _blocks(one, other):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from bowline.nn.ties.ends import holds
 from bowline.nn.ties.module_sizes import stated_sizes
 from bowline.nn.ties.tensor_comparison import difference, is_plain, state_of
 from bowline.nn.ties.tie_report import Remark, TieCheck, TieReport
+from bowline.nn.tree.sharding import fsdp_records, is_dtensor, placed_alike, placement_of
 from bowline.nn.tree.slots import Slot, slot
 from bowline.nn.tree.table_slots import TableSlot, is_head, tie_ends
 from bowline.tie import Tie, TieState
@@ -30,7 +31,8 @@ def check_ties(model: nn.Module, ties: Ties | None = None, *, optimizer: Optimiz
     given. Beside the state a check remarks on sizes and biases that no longer fit, parametrizations on either side,
     what freezing one end did to the other, a flag that contradicts; and, given an `optimizer`, on parameters of the tie
     that are stale (no longer the model's), missing or listed twice, and on weight decay that the two ends would have
-    wanted differently. Nothing is changed and nothing raised: `.raise_if_broken()` raises.
+    wanted differently. Of sharded ends (DTensors, modules that `fully_shard` wrapped) it states each one's placement,
+    and whether FSDP2 keeps the two as one parameter. Nothing is changed, and only `.raise_if_broken()` raises.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9, bias=False)})
@@ -47,11 +49,19 @@ def check_ties(model: nn.Module, ties: Ties | None = None, *, optimizer: Optimiz
     else:
         wanted = as_ties(ties)
     listed = None if optimizer is None else _Listed(known, optimizer)
-    checks = tuple(_check(model, tie, known, listed, tie in denied) for tie in wanted)
+    records = fsdp_records(model)
+    checks = tuple(_check(model, tie, known, listed, records, tie in denied) for tie in wanted)
     return TieReport(checks=checks)
 
 
-def _check(model: nn.Module, tie: Tie, known: dict[str, Slot], listed: _Listed | None, denied: bool) -> TieCheck:
+def _check(
+    model: nn.Module,
+    tie: Tie,
+    known: dict[str, Slot],
+    listed: _Listed | None,
+    records: Mapping[tuple[nn.Module, str], int],
+    denied: bool,
+) -> TieCheck:
     target, source = known.get(tie.target), known.get(tie.source)
     if target is None or source is None:
         state = (
@@ -68,7 +78,7 @@ def _check(model: nn.Module, tie: Tie, known: dict[str, Slot], listed: _Listed |
         a, b = target.end.weight, source.end.weight  # two tables, whose codes mean nothing without their scales
     state = state_of(a, b)
     apart = difference(a, b) if state is TieState.DIVERGED else None
-    remarks = [*_structure(target, source), *_freezing(model, target, source)]
+    remarks = [*_structure(target, source), *_sharding(target, source, records), *_freezing(model, target, source)]
     if denied and state is TieState.SHARED:
         remarks.append(_against_the_flag(tie))
     if listed is not None:
@@ -116,6 +126,34 @@ def _structure(target: Slot, source: Slot) -> Iterator[Remark]:
                 help="resize_vocab resizes both",
                 breaks=True,
             )
+
+
+def _sharding(target: Slot, source: Slot, records: Mapping[tuple[nn.Module, str], int]) -> Iterator[Remark]:
+    """Remarks on how the processes of a mesh hold the two ends."""
+    kept = [records.get((end.module, end.attribute)) for end in (target, source)]
+    if kept[0] != kept[1]:
+        yield Remark(
+            kind="sharding",
+            message=f"fully_shard keeps {target.name} and {source.name} as two parameters: they were wrapped "
+            "separately, or tied after they were sharded; where the rows do not divide evenly by the processes, the "
+            "training is silently wrong",
+            help="tie first, then: for group in bowline.shard_groups(model): fully_shard(group, mesh=mesh)",
+            breaks=True,
+        )
+    if not (is_dtensor(target.tensor) or is_dtensor(source.tensor)):
+        return
+    placements = [placement_of(end.tensor) for end in (target, source)]
+    alike = placed_alike(target.tensor, source.tensor)
+    yield Remark(
+        kind="placement",
+        message=f"both ends are {placements[0]}"
+        if alike
+        else f"{target.name} is {placements[0]}, but {source.name} is {placements[1]}",
+        help="nothing to do"
+        if alike
+        else "shard both ends alike: bowline.tensor_parallel_plan(model) gives such a plan",
+        breaks=not alike,
+    )
 
 
 def _against_the_flag(tie: Tie) -> Remark:

@@ -16,7 +16,8 @@ class Remark:
     """One remark about a tie beyond its state: its kind, what was seen, and what to do.
 
     `kind` is stable: `size`, `bias`, `missing_tensor`, `parametrized`, `not_a_parameter`, `frozen`, `stale`,
-    `missing`, `duplicate`, `weight_decay`, `flag`. `breaks` marks a fault; other remarks are information.
+    `missing`, `duplicate`, `weight_decay`, `flag`, `sharding`, `placement`. `breaks` marks a fault; other remarks are
+    information.
     """
 
     kind: str

@@ -1,0 +1,76 @@
+"""What torch made of a parameter that several processes hold: a DTensor's placements, and FSDP2's own records."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["fsdp_records", "is_dtensor", "local_part", "placed_alike", "placement_of"]
+
+
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is spread over a mesh of processes. Imports nothing: a DTensor's class is loaded already."""
+    loaded: Any = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(tensor, loaded.DTensor)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a DTensor, or the tensor itself."""
+    if not is_dtensor(tensor):
+        return tensor
+    part: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
+    return part.detach()
+
+
+def placement_of(tensor: torch.Tensor) -> str:
+    """How a tensor is spread, in words.
+
+    Example:
+        >>> placement_of(torch.zeros(9, 4))
+        'whole on this process'
+    """
+    if not is_dtensor(tensor):
+        return "whole on this process"
+    spread: Any = tensor
+    mesh = spread.device_mesh
+    names = mesh.mesh_dim_names or ("",) * mesh.ndim
+    parts = [
+        f"{placed!r} on {size} processes" + (f" ({name})" if name else "")
+        for placed, size, name in zip(spread.placements, mesh.shape, names, strict=True)
+    ]
+    return ", ".join(parts)
+
+
+def placed_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same placements on the same mesh, or both are whole."""
+    if is_dtensor(one) is not is_dtensor(other):
+        return False
+    a: Any = one
+    b: Any = other
+    return not is_dtensor(one) or (a.device_mesh == b.device_mesh and tuple(a.placements) == tuple(b.placements))
+
+
+def fsdp_records(model: nn.Module) -> dict[tuple[nn.Module, str], int]:
+    """For each place that `fully_shard` manages, the number of the one parameter that FSDP2 keeps for it.
+
+    Two places of a tie have one number, unless they were wrapped separately or tied after they were sharded.
+    """
+    found: dict[tuple[nn.Module, str], int] = {}
+    for module in model.modules():
+        state_of = getattr(type(module), "_get_fsdp_state", None)
+        if state_of is None:
+            continue
+        state = state_of(module)
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # before torch 2.13
+            groups = [state._fsdp_param_group] if state._fsdp_param_group else []
+        for group in groups:
+            for record in group.fsdp_params:
+                place = record._module_info
+                homes = [(place.module, place.param_name)]
+                homes += zip(place.shared_modules, place.shared_param_names, strict=True)
+                found |= dict.fromkeys(homes, id(record))
+    return found

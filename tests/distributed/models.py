@@ -1,0 +1,105 @@
+"""Tiny tied models of the families, the same every time, whose vocabulary two processes cannot share evenly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from bowline.models import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+__all__ = ["BATCHES", "MODELS", "RATE", "STEPS", "VOCABULARY", "built", "trained"]
+
+VOCABULARY = 51
+STEPS = 10
+RATE = 1e-3
+
+
+def gpt2() -> nn.Module:
+    still: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=16, **still))
+
+
+def bert() -> nn.Module:
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    still: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, **sizes, **still))
+
+
+def t5() -> nn.Module:
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    return T5ForConditionalGeneration(T5Config(vocab_size=VOCABULARY, dropout_rate=0.0, **sizes))
+
+
+def llama() -> nn.Module:
+    import transformers
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, num_key_value_heads=2, tie_word_embeddings=True, pad_token_id=0, **sizes
+    )
+    model: nn.Module = transformers.LlamaForCausalLM(config)
+    return model
+
+
+def gemma3() -> nn.Module:
+    import transformers
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    config = transformers.Gemma3TextConfig(vocab_size=VOCABULARY, num_key_value_heads=2, head_dim=8, **sizes)
+    model: nn.Module = transformers.Gemma3ForCausalLM(config)
+    return model
+
+
+MODELS: Mapping[str, Callable[[], nn.Module]] = {
+    "gpt2": gpt2,
+    "bert": bert,
+    "t5": t5,
+    "llama": llama,
+    "gemma3": gemma3,
+}
+_DRAWN = torch.Generator().manual_seed(1)
+BATCHES = [torch.randint(1, VOCABULARY, (4, 8), generator=_DRAWN) for _ in range(STEPS)]
+"""One batch a step, of four rows: the processes of data parallelism share them out."""
+
+
+def built(name: str) -> nn.Module:
+    """The model, with the same numbers on every process."""
+    torch.manual_seed(0)
+    return MODELS[name]()
+
+
+def trained(model: Any, optimizer: torch.optim.Optimizer, rows: slice = slice(None)) -> list[torch.Tensor]:
+    """The losses of one step for each batch, of these rows of each."""
+    losses = []
+    for batch in BATCHES:
+        loss = model(input_ids=batch[rows], labels=batch[rows]).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach().clone())
+    return losses
