@@ -16,6 +16,7 @@ from . import study as study
 from . import tie as tie
 from . import train as train
 from .auditing import audit as audit
+from .distributed import TiedState as TiedState
 from .distributed import check_before_sharding as check_before_sharding
 from .distributed import shard_groups as shard_groups
 from .edit import open_checkpoint as open_checkpoint

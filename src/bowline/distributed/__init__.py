@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from bowline.distributed.shard_groups import shard_groups
 from bowline.distributed.sharding_check import check_before_sharding
+from bowline.distributed.tied_state import TiedState
 
-__all__ = ["check_before_sharding", "shard_groups"]
+__all__ = ["TiedState", "check_before_sharding", "shard_groups"]

@@ -1,4 +1,4 @@
-"""State into and out of a model whose matrices are sharded (FSDP2, one process): loaded alike, or refused untouched."""
+"""State into and out of a model whose matrices are sharded (FSDP2, one process): as if they were whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bowline.errors import CheckpointError
+from bowline.errors import TieError
 from bowline.nn import load_checkpoint, load_state, save_checkpoint
 from tests.nn.models import TinyLM, tied
 
@@ -40,19 +40,28 @@ def test_a_sharded_models_own_state_has_both_names_of_one_matrix(assign: bool) -
     assert all(torch.equal(value, expected[name]) for name, value in whole(model).items())
 
 
-def test_a_file_is_not_laid_over_shards(tmp_path: Path) -> None:
-    save_checkpoint(tied(TinyLM(seed=1)), tmp_path / "model")
+def test_a_whole_file_is_loaded_into_shards(tmp_path: Path) -> None:
+    expected = tied(TinyLM(seed=1))
+    save_checkpoint(expected, tmp_path / "model")
+    model = sharded()
+    held = model.head.weight
+    load_checkpoint(model, tmp_path / "model")
+    assert model.head.weight is model.emb.weight is held
+    assert all(torch.equal(value, expected.state_dict()[name]) for name, value in whole(model).items())
+    load_state(model, tied(TinyLM(seed=2)).state_dict())
+    assert torch.equal(whole(model)["emb.weight"], TinyLM(seed=2).emb.weight)
+
+
+def test_ends_that_differ_are_refused_for_shards_too(tmp_path: Path) -> None:
     model = sharded()
     before = whole(model)
-    with pytest.raises(CheckpointError, match="holds a DTensor"):
-        load_checkpoint(model, tmp_path / "model")
-    with pytest.raises(CheckpointError, match="holds a DTensor"):
-        load_state(model, tied(TinyLM(seed=1)).state_dict())
-    assert model.head.weight is model.emb.weight
+    with pytest.raises(TieError, match="differ"):
+        load_state(model, TinyLM(seed=1).state_dict())
     assert all(torch.equal(value, before[name]) for name, value in whole(model).items())
 
 
-def test_shards_are_not_saved_as_if_they_were_the_whole(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"emb\.weight: is a DTensor.*gather"):
-        save_checkpoint(sharded(), tmp_path / "model")
-    assert not (tmp_path / "model").exists()
+def test_shards_are_saved_as_the_whole(tmp_path: Path) -> None:
+    assert save_checkpoint(sharded(), tmp_path / "model") == ("model.safetensors",)
+    again = tied(TinyLM(seed=1))
+    load_checkpoint(again, tmp_path / "model")
+    assert torch.equal(again.emb.weight, TinyLM(seed=0).emb.weight)

@@ -27,6 +27,7 @@ from bowline.nn.state.tensor_names import is_transformers_model, restored_conver
 from bowline.nn.state.torchao_tables import table_parts
 from bowline.nn.ties.conflict_policy import ConflictOrUntie
 from bowline.nn.ties.tensor_comparison import is_plain
+from bowline.nn.tree.sharding import is_dtensor
 from bowline.nn.tree.slots import Slot, slots
 
 __all__ = ["load_checkpoint"]
@@ -50,6 +51,9 @@ def load_checkpoint(
     file for their memory, copy on write: loading costs the header, and pages come as they are touched. Others are
     copied, tensor by tensor. Names are translated as transformers does for its own models; `rename` gives for each name
     in the file the one in the model, or `None` for a tensor to be left alone. Pickles are read without being executed.
+
+    Of a model that is sharded (DTensors: `fully_shard`, tensor parallelism) each process copies its own part of each
+    tensor, and reads no more of a mapped file. Every process has to call this, with the same file.
 
     `strip` removes parts of the names in the file, before `rename`: a training wrapper's segment, as `"_orig_mod."`,
     `"_fsdp_wrapped_module."`, `"_checkpoint_wrapped_module."` or `"module."`, wherever it stands, and any other text,
@@ -190,6 +194,9 @@ def _naming_added_parts(stored: Collection[str], own: Collection[str], prefix: s
 
 
 def _may_take(held: torch.Tensor, plain: bool) -> bool:
+    """Whether the parameter may have the stored tensor's memory: a shard only where it has none of its own."""
+    if is_dtensor(held):
+        return held.is_meta
     return (plain or is_plain(held)) and (held.is_meta or held.is_cpu)
 
 

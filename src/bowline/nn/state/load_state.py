@@ -22,6 +22,7 @@ from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.module_sizes import fit_sizes, tell_transformers
 from bowline.nn.ties.tensor_comparison import is_plain
 from bowline.nn.ties.untying import separate
+from bowline.nn.tree.sharding import is_dtensor, spread_like
 from bowline.nn.tree.slots import Slot, expect_module, slots
 from bowline.nn.tree.storages import knots, overlapping
 from bowline.tie import Tie
@@ -64,6 +65,8 @@ def load_state(
     strict: bool = True,
 ) -> LoadReport:
     """`model.load_state_dict` for models with ties: ties stay, and no end is overwritten by the other.
+
+    Of a model that is sharded (DTensors), each process takes its own part of a whole tensor.
 
     A state that holds one end of a tie loads it for both. A state that holds both must hold the same bits, or say by
     `on_conflict` which to keep: `"source"`, `"target"`, or `"untie"`, which keeps both and clears the flag. `assign`
@@ -109,6 +112,8 @@ def load_into(
     tensors = _tensors(state, seen)
     resolution = resolve_ties(model, seen.slots, tensors, on_conflict)
     single, expected = _one_name_each(seen, state, resolution)
+    if not seen.plain:
+        single = _spread(single, seen.tensors)
     rehearsed = rehearse(model, seen.tensors.values(), _clean(single, state)) if seen.own_rules else None
     lacking, needless = rehearsed or (expected, [name for name in single if name not in expected])
     missing = tuple(name for name in lacking if name in expected and name not in single and not optional(name))
@@ -169,6 +174,20 @@ def _one_name_each(
     single.update(resolution.values)
     borrowed = spoken_for - set(resolution.values)
     return single, {name: None for name in seen.state if name not in borrowed}
+
+
+def _spread(single: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The state with this process's part of each whole tensor that the model holds as a DTensor."""
+    return {
+        name: spread_like(value, held[name])
+        if name in held and is_dtensor(held[name]) and _is_whole(value) and value.shape == held[name].shape
+        else value
+        for name, value in single.items()
+    }
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and is_plain(value) and not value.is_meta
 
 
 def _check_fit(seen: LoadInventory, single: Mapping[str, Any], assign: Callable[[str], bool]) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,12 +20,14 @@ from bowline.checkpoint.durable.shards import Payload, parse_size, write_shards
 from bowline.errors import CheckpointError, ConfigError, TieError, UsageError
 from bowline.nn.config.head_scaling import follows_flag, head_scale
 from bowline.nn.config.live_config import write
+from bowline.nn.state.gathering import first_writes
 from bowline.nn.state.saved_ties import Knots, flag_of_bytes, remade, shared_names, with_flag
 from bowline.nn.state.stored_tables import repeated_names, table_names, with_tables
 from bowline.nn.state.tensor_names import is_transformers_model, to_disk, unwrapped
 from bowline.nn.state.torch_dtypes import NAMES
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.tensor_comparison import is_plain
+from bowline.nn.tree.sharding import is_dtensor, local_part
 from bowline.nn.tree.slots import slots
 from bowline.nn.tree.table_slots import SharedTable
 
@@ -60,11 +62,14 @@ def save_checkpoint(
     The directory changes in one step: a crash, a full disk or an error leaves the old checkpoint whole. Old weight
     files are removed, other files stay. Tensors are not copied first; those on an accelerator are moved one at a time.
 
+    A model that is sharded (DTensors) is gathered one tensor at a time, and the first process of the default group
+    writes; every process has to call this, and gets the same names, or the same error.
+
     Raises:
         TieError: the flag alone decides the tie and the scale before the head (T5 and its relatives in transformers 4,
             Switch Transformers), and no value of it describes the live model (see `untie_weights`).
-        CheckpointError: a tensor that safetensors cannot hold, is on meta, sharded or quantised, or belongs to an
-            adapter; a directory that holds an adapter, or cannot be written.
+        CheckpointError: a tensor that safetensors cannot hold, is on meta or quantised, or belongs to an adapter; a
+            directory that holds an adapter, or cannot be written.
         UsageError: an option has a value that is not allowed.
 
     Example:
@@ -93,15 +98,18 @@ def save_checkpoint(
         for name, table in table_names(model).items()
         if name in state
     }
-    with publishing(place, replaces=lambda name: WEIGHTS.fullmatch(name) is not None) as stage:
-        config = _write_config(model, stage, shapes, place / CONFIG, tables)
-        again = remade(model, groups, disk, config, shapes) if keep != "both" else []
-        left_out = _left_out(again, keep, model)
-        for name in left_out:
-            del stored[disk[name]]
-        metadata = {"format": "pt", **({} if config else left_out)}
-        payloads = [_payload(name, tensor) for name, tensor in stored.items()]
-        return write_shards(stage, payloads, max_shard_size=max_shard_size, metadata=metadata)
+
+    def publish(whole: Callable[[str], torch.Tensor]) -> tuple[str, ...]:
+        with publishing(place, replaces=lambda name: WEIGHTS.fullmatch(name) is not None) as stage:
+            config = _write_config(model, stage, shapes, place / CONFIG, tables)
+            again = remade(model, groups, disk, config, shapes) if keep != "both" else []
+            left_out = _left_out(again, keep, model)
+            written = stored.keys() - {disk[name] for name in left_out}
+            metadata = {"format": "pt", **({} if config else left_out)}
+            payloads = [_payload(name, tensor, whole) for name, tensor in stored.items() if name in written]
+            return write_shards(stage, payloads, max_shard_size=max_shard_size, metadata=metadata)
+
+    return first_writes(stored, publish) if any(map(is_dtensor, stored.values())) else publish(stored.__getitem__)
 
 
 def _place(directory: str | os.PathLike[str], model: nn.Module) -> Path:
@@ -138,7 +146,7 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
                 f"{name}: extra state of type {type(value).__name__}, expected a tensor",
                 help="safetensors holds only tensors: save that state elsewhere",
             )
-        if value.is_meta or not is_plain(value):
+        if value.is_meta or not is_plain(local_part(value)):
             what = "on meta" if value.is_meta else f"a {type(value).__name__} of {value.dtype} ({value.layout})"
             raise CheckpointError(
                 f"{name}: is {what}, expected a dense tensor with values",
@@ -172,9 +180,9 @@ def _left_out(again: Knots, keep: Keep, model: nn.Module) -> dict[str, str]:
     return left
 
 
-def _payload(name: str, tensor: torch.Tensor) -> Payload:
+def _payload(name: str, tensor: torch.Tensor, whole: Callable[[str], torch.Tensor]) -> Payload:
     def data() -> Any:
-        flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        flat = whole(name).detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy() if flat.numel() else b""
 
     return Payload(name=name, dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["fsdp_records", "is_dtensor", "local_part", "placed_alike", "placement_of"]
+__all__ = ["fsdp_records", "is_dtensor", "local_part", "placed_alike", "placement_of", "spread_like"]
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
@@ -42,6 +42,26 @@ def placement_of(tensor: torch.Tensor) -> str:
         for placed, size, name in zip(spread.placements, mesh.shape, names, strict=True)
     ]
     return ", ".join(parts)
+
+
+def spread_like(value: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    """A whole tensor as a DTensor with the mesh and placements of `held`: this process's part of it is copied.
+
+    Nothing is communicated, so every process must have the same `value`. Of a mapped file only the part is read.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    spread: Any = held
+    mesh, placements = spread.device_mesh, tuple(spread.placements)
+    sizes, offsets = compute_local_shape_and_global_offset(value.shape, mesh, placements)
+    part = value[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
+    local = local_part(held)
+    moved = part.to(dtype=local.dtype, device="cpu" if local.is_meta else local.device, copy=True).contiguous()
+    made: torch.Tensor = DTensor.from_local(
+        moved, mesh, placements, run_check=False, shape=value.shape, stride=spread.stride()
+    )
+    return made
 
 
 def placed_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
