@@ -32,7 +32,7 @@ NAMES_OF_THE_DESIGN = {
     "TieGuard", "LMHead", "MLMHead", "linear_cross_entropy", "Recipe", "RECIPES", "init_weights", "expected_loss",
     "load_checkpoint", "save_checkpoint", "load_state", "resize_vocab", "merge_lora", "quantize_tied", "audit",
     "open_checkpoint", "use_tied_loss", "split_gradient", "apply_once", "unique_parameters", "export",
-    "shard_groups", "check_before_sharding", "TiedState",
+    "shard_groups", "check_before_sharding", "TiedState", "tensor_parallel_plan", "apply_tensor_parallel",
 }
 # fmt: on
 FRAMEWORKS = {"torch", "transformers", "safetensors", "tokenizers", "jax", "tensorflow"}
@@ -167,7 +167,8 @@ def test_an_audit_of_plain_safetensors_loads_no_code_for_other_files(tmp_path: P
     """Adapters, quantised layouts, GGUF, ONNX, pt2, SentencePiece and edits are loaded where such a file is met."""
     loaded = audited(write(tmp_path, {WTE: table()}, GPT2), "--headers-only")
     assert "bowline.auditing.rules.tie_flag" in loaded
-    formats = ("quantised", "peft_adapter", "gguf.header", "gguf.text_arrays", "onnx.model", "pt2", "graphs.uses", "sentencepiece_model")
+    graphs = ("onnx.model", "pt2", "graphs.uses")
+    formats = ("quantised", "peft_adapter", "gguf.header", "gguf.text_arrays", "sentencepiece_model", *graphs)
     adapters = ("evidence", "gathering", "merge", "report", "audit")
     assert not within(
         loaded,

@@ -42,8 +42,8 @@ def refused(path: Path) -> str:
 def ends(path: Path) -> tuple[str | None, list[str], tuple[str, ...]]:
     """The table, the tensors of the heads, and the copies of the table."""
     with open_checkpoint(path) as checkpoint:
-        assert checkpoint.onnx is not None
-        return checkpoint.onnx.table, [head.tensor for head in checkpoint.onnx.heads], checkpoint.onnx.copies
+        assert checkpoint.graph is not None
+        return checkpoint.graph.table, [head.tensor for head in checkpoint.graph.heads], checkpoint.graph.copies
 
 
 # --- tensors and rows -------------------------------------------------------------------------------------------------
@@ -277,6 +277,6 @@ def test_ends_of_four_bits_are_found_and_not_read(tmp_path: Path) -> None:
     path = save(tmp_path / "model.onnx", model(nodes, tensors))
     assert ends(path) == ("wte_q4", ["head_q4"], ())
     with open_checkpoint(path) as checkpoint:
-        assert checkpoint.onnx is not None
-        assert checkpoint.onnx.opaque == {"wte_q4", "head_q4"}
+        assert checkpoint.graph is not None
+        assert checkpoint.graph.opaque == {"wte_q4", "head_q4"}
         assert np.array_equal(checkpoint.rows("head_q4"), codes)

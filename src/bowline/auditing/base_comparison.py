@@ -195,7 +195,7 @@ class _Both(Checkpoint):
         return self._tensors
 
     @property
-    def onnx(self) -> None:
+    def graph(self) -> None:
         """Of neither: each of the two reads its own tensors."""
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:

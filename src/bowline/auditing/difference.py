@@ -13,7 +13,7 @@ import numpy.typing as npt
 from bowline.auditing.row_scan import PairScan, rounded
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.gguf.ggml_types import DEQUANTISED
-from bowline.checkpoint.formats.onnx import SCALED
+from bowline.checkpoint.formats.graphs import SCALED
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 
 __all__ = ["Cause", "TableDifference", "explain_difference"]
@@ -163,11 +163,11 @@ def _cast_through(target: Rows, source: Rows) -> str | None:
 
 
 def _codes_of(checkpoint: Checkpoint, pair: PairScan, source: StoredTensor) -> str | None:
-    """The type of the codes of an ONNX graph if their rounding explains every difference; `None` if it does not."""
-    if checkpoint.onnx is None:
+    """The type of the codes of a graph if their rounding explains every difference; `None` if it does not."""
+    if checkpoint.graph is None:
         return None
     codes = [tensor for tensor in (pair.tensor, source) if tensor.dtype in SCALED]
-    scales = [checkpoint.rows(checkpoint.onnx.scaling[tensor.name].scale) for tensor in codes]
+    scales = [checkpoint.rows(checkpoint.graph.scaling[tensor.name].scale) for tensor in codes]
     steps = sum(float(np.abs(scale.astype(np.float64)).max(initial=0)) for scale in scales)
     return codes[0].dtype if codes and pair.max_abs_difference <= HALF_STEP * steps else None
 

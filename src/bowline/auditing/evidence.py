@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # an audit of headers needs no numpy
     from bowline.auditing.difference import TableDifference
     from bowline.auditing.other_weights import OtherWeights
     from bowline.auditing.row_statistics import PaddingRow, TableRows
-    from bowline.checkpoint.formats.onnx.model import OnnxModel
+    from bowline.checkpoint.formats.graphs import GraphFormat
+    from bowline.checkpoint.formats.graphs.graph_model import GraphModel
     from bowline.geometry import GeometryReport
 
 __all__ = ["Evidence", "TieEvidence", "compare_headers"]
@@ -87,8 +88,10 @@ class Evidence:
     """The number of parameters by dtype that the Hub states; empty for other places."""
     gguf_file: str | None = None
     """The GGUF file whose metadata takes the place of config and tokenizer; `None` for every other format."""
-    onnx_file: str | None = None
-    """The ONNX file whose initializers the tensors are; `None` for every other format."""
+    graph_file: str | None = None
+    """The ONNX or pt2 file that holds the tensors; `None` for every other format."""
+    graph_format: GraphFormat | None = None
+    """The format of that file."""
 
     @property
     def config_file(self) -> str:
@@ -117,21 +120,21 @@ def compare_headers(
     declared: DeclaredTie,
     *,
     complete: bool = True,
-    onnx: OnnxModel | None = None,
+    graph: GraphModel | None = None,
 ) -> TieEvidence:
     """The state of a tie as far as headers show it: which ends are stored, and whether they could be one matrix.
 
     The state stays `None` if an end is stored quantised, or may be in a file that was not read. Two ends of a GGUF file
-    or of an ONNX graph may have different types: their values are compared.
+    or of a graph may have different types: their values are compared.
     """
     target, source = tensors.get(declared.tie.target), tensors.get(declared.tie.source)
     missing = [name for name in (declared.tie.target, declared.tie.source) if name not in tensors]
     ends = (declared.tie.target, declared.tie.source)
-    if onnx is not None:
-        unseen = target is not None and any(name in onnx.opaque for name in ends)
+    if graph is not None:
+        unseen = target is not None and any(name in graph.opaque for name in ends)
     else:
         unseen = bool(missing and not complete) or any(in_other_form(name, tensors) for name in ends)
-    by_value = onnx is not None or (target is not None and target.file.endswith(GGUF_SUFFIX))
+    by_value = graph is not None or (target is not None and target.file.endswith(GGUF_SUFFIX))
     state: TieState | None
     if unseen:
         state = None

@@ -52,7 +52,7 @@ def gather(
         )
     else:
         ties = tuple(
-            compare_headers(tensors, declared, complete=checkpoint.complete, onnx=checkpoint.onnx)
+            compare_headers(tensors, declared, complete=checkpoint.complete, graph=checkpoint.graph)
             for declared in declaration.ties
         )
         ties = tuple(with_quantised_ends(checkpoint, tie, values=False) for tie in ties)
@@ -89,8 +89,8 @@ def gather(
         outcomes=(
             gguf_outcomes(declaration, tensors, ties)
             if checkpoint.gguf is not None
-            else {}  # no loader reads ONNX: a runtime computes with the initializers as the graph uses them
-            if checkpoint.onnx is not None
+            else {}  # a runtime computes with the tensors as the graph uses them: there is no loader to predict
+            if checkpoint.graph is not None
             else _of_tables(_as_far_as_known(predict(declaration, seen), ties), ties, checkpoint)
         ),
         tokenizer=read_tokenizer(checkpoint),
@@ -105,7 +105,8 @@ def gather(
         other_weights=compare_other_weights(checkpoint, declaration, progress or Progress(), values=values),
         hub_parameters=checkpoint.files.parameters,
         gguf_file=checkpoint.gguf.file if checkpoint.gguf is not None else None,
-        onnx_file=checkpoint.onnx.file if checkpoint.onnx is not None else None,
+        graph_file=checkpoint.graph.files[0] if checkpoint.graph is not None else None,
+        graph_format=checkpoint.graph.format if checkpoint.graph is not None else None,
     )
 
 

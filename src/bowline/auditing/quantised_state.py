@@ -8,11 +8,12 @@ from bowline.auditing.evidence import TieEvidence
 from bowline.auditing.quantised_ends import QuantisedEnds, quantised_ends
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.gguf import GGUF_SUFFIX
+from bowline.checkpoint.formats.graphs import GRAPH_SUFFIXES
 from bowline.tie import TieState
 
 __all__ = ["with_quantised_ends"]
 
-OTHER_FILES = (GGUF_SUFFIX, ".onnx")
+OTHER_FILES = (GGUF_SUFFIX, *GRAPH_SUFFIXES)
 """Formats that say themselves how a tensor is quantised."""
 
 

@@ -22,7 +22,7 @@ from bowline.auditing.progress import Progress
 from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.dtypes import BITS, decode
 from bowline.checkpoint.formats.gguf.ggml_types import DEQUANTISED
-from bowline.checkpoint.formats.onnx import SCALED
+from bowline.checkpoint.formats.graphs import SCALED
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.errors import FormatError

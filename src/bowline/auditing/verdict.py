@@ -45,7 +45,7 @@ def verdict(evidence: Evidence) -> str:
         said = f": {fate} {_in(fate)} every loader"
     else:
         said = ": " + "; ".join(f"{fate} {_in(fate)} {joined(names)}" for fate, names in loaders.items())
-    return _on_disk(tie, no_flag=bool(evidence.gguf_file or evidence.onnx_file)) + said
+    return _on_disk(tie, no_flag=bool(evidence.gguf_file or evidence.graph_file)) + said
 
 
 def _in(fate: str) -> str:
@@ -53,7 +53,7 @@ def _in(fate: str) -> str:
 
 
 def _without_tie(evidence: Evidence) -> str:
-    known = evidence.declaration.loaders or evidence.gguf_file or evidence.onnx_file
+    known = evidence.declaration.loaders or evidence.gguf_file or evidence.graph_file
     return "no head to tie" if known else "the class is not known, and names and shapes show no tie"
 
 

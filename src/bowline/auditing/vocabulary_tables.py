@@ -53,7 +53,7 @@ def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Prog
     """Scan the embedding, the head, and every other pair of tied tensors."""
     tensors = checkpoint.tensors
     by_headers = [
-        compare_headers(tensors, declared, complete=checkpoint.complete, onnx=checkpoint.onnx)
+        compare_headers(tensors, declared, complete=checkpoint.complete, graph=checkpoint.graph)
         for declared in declaration.ties
     ]
     by_headers = [with_quantised_ends(checkpoint, tie, values=True) for tie in by_headers]

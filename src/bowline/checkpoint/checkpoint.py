@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from bowline.checkpoint.formats.dtypes import BITS, decode
 from bowline.checkpoint.formats.gguf import GGUF_SUFFIX
 from bowline.checkpoint.formats.gguf.ggml_types import BLOCKS
-from bowline.checkpoint.formats.onnx import ONNX_SUFFIX, SCALED
+from bowline.checkpoint.formats.graphs import GRAPH_SUFFIXES, SCALED
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import loads
 from bowline.checkpoint.lint import Lint, LintKind
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from bowline.checkpoint.formats.gguf.header import GGUFHeader
     from bowline.checkpoint.formats.gguf.text_arrays import TokenIds
-    from bowline.checkpoint.formats.onnx.model import OnnxModel
+    from bowline.checkpoint.formats.graphs.graph_model import GraphModel
 
 __all__ = ["Checkpoint", "checkpoints_at", "find_checkpoints", "open_checkpoint"]
 
@@ -53,8 +53,8 @@ def open_checkpoint(place: str | os.PathLike[str], kind: type[Kind]) -> Kind: ..
 def open_checkpoint(place: str | os.PathLike[str], kind: Any = None) -> Any:
     """Open a checkpoint: a directory, one of its files, or a Hub repository (`org/name[@revision]`).
 
-    A GGUF file is a checkpoint of its own, also on the Hub (`org/name/file.gguf[@revision]`). So is an ONNX file on
-    this machine: its tensors are its initializers, the table and the head with the vocabulary's rows first.
+    A GGUF file is a checkpoint of its own, also on the Hub (`org/name/file.gguf[@revision]`). So is an ONNX file or a
+    program of torch.export (`.pt2`) on this machine: its table and head have the vocabulary's rows first.
 
     Only headers and `config.json` are read here; tensors are read when rows are asked for. A path on disk takes
     precedence over a Hub repository of the same name. `kind` is the class to open it as, `Checkpoint` or one derived
@@ -85,7 +85,7 @@ def open_checkpoint(place: str | os.PathLike[str], kind: Any = None) -> Any:
         if is_weight_file(path.name) or path.name.endswith(INDEX_SUFFIX):
             return kind(LocalDirectory(path.parent), only=path.name, location=name)
         raise NoCheckpointError(
-            f"{name}: expected a directory, *.safetensors, *.bin, *.gguf, *.onnx, an index or config.json",
+            f"{name}: expected a directory, *.safetensors, *.bin, *.gguf, *.onnx, *.pt2, an index or config.json",
             help="give the directory that holds config.json and the weights",
         )
     one = HUB_GGUF.fullmatch(name)
@@ -107,7 +107,7 @@ def open_checkpoint(place: str | os.PathLike[str], kind: Any = None) -> Any:
 def find_checkpoints(root: str | os.PathLike[str]) -> tuple[Path, ...]:
     """The directories that hold a model, `root` and below; checkpoint-500 comes before checkpoint-1000.
 
-    GGUF and ONNX files are named one by one if a directory holds several, or other weights beside them: each is a
+    GGUF, ONNX and pt2 files are named one by one if a directory holds several, or other weights beside them: each is a
     checkpoint of its own. Links to directories and hidden directories are not entered.
     """
     found: list[Path] = []
@@ -119,7 +119,7 @@ def find_checkpoints(root: str | os.PathLike[str]) -> tuple[Path, ...]:
 
 
 def checkpoints_at(path: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """The checkpoints that a directory stands for: itself, or its GGUF or ONNX files if these are all its weights.
+    """The checkpoints that a directory stands for: itself, or its GGUF, ONNX and pt2 files if they are all its weights.
 
     It stands for itself too if there is one such file alone.
 
@@ -133,20 +133,20 @@ def checkpoints_at(path: str | os.PathLike[str]) -> tuple[Path, ...]:
 
 
 def _models_in(directory: Path) -> tuple[bool, list[Path]]:
-    """Whether a directory holds weights in other formats, and the GGUF and ONNX files in it: a model each."""
+    """Whether a directory holds weights in other formats, and the GGUF, ONNX and pt2 files in it: a model each."""
     try:
         names = sorted(os.listdir(directory))  # noqa: PTH208 - as the names that holds_weights takes
     except OSError:  # opening it says so
         return True, []
     ggufs = [name for name in names if name.endswith(GGUF_SUFFIX)]
-    models = [name for name in names if name.endswith(ONNX_SUFFIX)]
+    models = [name for name in names if name.endswith(GRAPH_SUFFIXES)]
     if ggufs:
         from bowline.checkpoint.formats.gguf.split_files import gguf_models  # imported only for GGUF files
 
         models += gguf_models(ggufs)
     elif not models:
         return True, []
-    other = holds_weights(name for name in names if not name.endswith((GGUF_SUFFIX, ONNX_SUFFIX)))
+    other = holds_weights(name for name in names if not name.endswith((GGUF_SUFFIX, *GRAPH_SUFFIXES)))
     return other, [directory / name for name in sorted(models)]
 
 
@@ -210,9 +210,9 @@ class Checkpoint(Closing):
         return self._weights.gguf
 
     @property
-    def onnx(self) -> OnnxModel | None:
-        """The table, the heads and the scales of a model in ONNX; `None` for every other format."""
-        return self._weights.onnx
+    def graph(self) -> GraphModel | None:
+        """The table, the heads and the scales of an ONNX or pt2 file; `None` for every other format."""
+        return self._weights.graph
 
     def token_ids(self) -> TokenIds | None:
         """The tokens that a GGUF file holds, by text; `None` if it has none, or for every other format."""
@@ -243,7 +243,7 @@ class Checkpoint(Closing):
     def _config_and_lints(self) -> tuple[Mapping[str, Any] | None, tuple[Lint, ...]]:
         if self.gguf is not None:
             return self.gguf.plain_values, ()
-        if self.onnx is not None and not self.files.has(CONFIG):  # a graph needs no config
+        if self.graph is not None and not self.files.has(CONFIG):  # a graph needs no config
             return None, ()
         if not self.files.has(CONFIG):
             return None, (
@@ -376,10 +376,10 @@ class Checkpoint(Closing):
 
     def _scaled(self, tensor: StoredTensor, start: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Rows of a matrix of codes that an ONNX graph dequantises."""
-        from bowline.checkpoint.formats.onnx.model import dequantise  # imported only for ONNX files
+        from bowline.checkpoint.formats.graphs.graph_model import dequantise  # imported only for graphs
 
-        assert self.onnx is not None
-        scaling = self.onnx.scaling[tensor.name]
+        assert self.graph is not None
+        scaling = self.graph.scaling[tensor.name]
         codes = tensor._replace(dtype=SCALED[tensor.dtype])
         if codes.strides is not None:
             rows = self._strided(codes, start, shape)
@@ -399,7 +399,7 @@ class Checkpoint(Closing):
 
     def _bytes_of(self, tensor: StoredTensor) -> tuple[ByteSource, int]:
         """The file of a tensor's bytes, and where they begin; numbers that ONNX stores as varints come from memory."""
-        stored = self.onnx.coded.get(tensor.name) if self.onnx is not None else None
+        stored = self.graph.coded.get(tensor.name) if self.graph is not None else None
         if stored is None:
             return self._source(tensor.file), tensor.offset
         if tensor.name not in self._decoded:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from bowline.checkpoint.formats.gguf import GGUF_SUFFIX
-from bowline.checkpoint.formats.onnx import ONNX_SUFFIX
+from bowline.checkpoint.formats.graphs import GRAPH_SUFFIXES, ONNX, PT2
 from bowline.checkpoint.formats.other_files import (
     ADAPTER_CONFIG,
     FileKind,
@@ -27,17 +27,17 @@ from bowline.checkpoint.lint import Lint, LintKind
 from bowline.checkpoint.places.file_set import FileSet
 from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.errors import CheckpointError, FormatError, NoCheckpointError
-from bowline.wording import listed
+from bowline.wording import joined, listed
 
 if TYPE_CHECKING:
     from bowline.checkpoint.formats.gguf.header import GGUFHeader
-    from bowline.checkpoint.formats.onnx.model import OnnxModel
+    from bowline.checkpoint.formats.graphs.graph_model import GraphModel
 
 __all__ = ["Weights", "holds_weights", "is_weight_file", "read_weights"]
 
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 INDEX_SUFFIX = ".index.json"
-DOWNLOAD = "ONNX is audited on this machine: download the repository, and give the directory or the file"
+DOWNLOAD = "ONNX and pt2 are audited on this machine: download the repository, and give the directory or the file"
 MOST_SHARDS = 10_000
 """An index names no more files than this; the largest published models have a few hundred."""
 SHARD_NAME = re.compile(r".+-\d{5}-of-\d{5}\.(safetensors|bin)")
@@ -65,8 +65,8 @@ class Weights:
     lints: tuple[Lint, ...]
     gguf: GGUFHeader | None = None
     """The header, if the model is in the format of llama.cpp."""
-    onnx: OnnxModel | None = None
-    """The table, the heads and the scales, if the model is in ONNX."""
+    graph: GraphModel | None = None
+    """The table, the heads and the scales, if the model is a graph: ONNX or pt2."""
     part: bool = False
     """Whether this is one shard of several, asked for by name."""
 
@@ -84,8 +84,9 @@ class _File:
 
 
 def is_weight_file(name: str) -> bool:
-    """Whether a file of this name can hold tensors: `*.safetensors`, `*.bin`, `*.gguf` or `*.onnx`."""
-    return name.endswith((".safetensors", ".bin", GGUF_SUFFIX, ONNX_SUFFIX))
+    """Whether a file of this name can hold tensors: `*.safetensors`, `*.bin`, `*.gguf`, `*.onnx`
+    or `*.pt2`."""
+    return name.endswith((".safetensors", ".bin", GGUF_SUFFIX, *GRAPH_SUFFIXES))
 
 
 def holds_weights(names: Iterable[str]) -> bool:
@@ -96,7 +97,7 @@ def holds_weights(names: Iterable[str]) -> bool:
         (True, False)
     """
     return any(
-        name.endswith((".safetensors", GGUF_SUFFIX, ONNX_SUFFIX))
+        name.endswith((".safetensors", GGUF_SUFFIX, *GRAPH_SUFFIXES))
         or name in [single + INDEX_SUFFIX for single in SINGLE_FILES]
         or re.fullmatch(r"(pytorch|adapter)_model.*\.bin", name)
         for name in names
@@ -131,8 +132,8 @@ def read_weights(files: FileSet, only: str | None = None) -> Weights:
         return _single(files, candidates[0])
     if not candidates and any(name.endswith(GGUF_SUFFIX) for name in names):
         return _gguf(files, _only_gguf(files))
-    if not candidates and any(name.endswith(ONNX_SUFFIX) for name in names):
-        return _onnx(files, _only_onnx(files))
+    if not candidates and any(name.endswith(GRAPH_SUFFIXES) for name in names):
+        return _graph(files, _only_graph(files))
     raise _no_model(files, candidates)
 
 
@@ -163,24 +164,34 @@ def _only_gguf(files: FileSet) -> str:
     return models[0]
 
 
-def _onnx(files: FileSet, name: str) -> Weights:
-    """Read an ONNX file of this machine; on the Hub a transposed head would take a request for each column."""
+def _graph(files: FileSet, name: str) -> Weights:
+    """Read an ONNX or pt2 file of this machine; on the Hub a transposed head would take a request for each column."""
     if not isinstance(files, LocalDirectory):
-        raise _not_whole(f"{files.location}: {name}", FileKind("an ONNX graph on the Hub", DOWNLOAD))
-    from bowline.checkpoint.formats.onnx.model import read_onnx  # imported only for ONNX files
+        raise _not_whole(f"{files.location}: {name}", FileKind(f"{_noun(name)} on the Hub", DOWNLOAD))
+    if name.endswith(ONNX.suffix):
+        from bowline.checkpoint.formats.onnx.model import read_onnx  # imported only for ONNX files
 
-    model = read_onnx(files, name)
-    return Weights(tensors=model.tensors, files=model.files, metadata={}, lints=(), onnx=model)
+        model = read_onnx(files, name)
+    else:
+        from bowline.checkpoint.formats.pt2.program_archive import read_pt2  # imported only for pt2 files
+
+        model = read_pt2(files, name)
+    return Weights(tensors=model.tensors, files=model.files, metadata={}, lints=(), graph=model)
 
 
-def _only_onnx(files: FileSet) -> str:
-    """The one ONNX file in `files`; raises `NoCheckpointError` if there are several."""
-    models = sorted(name for name in files.sizes() if name.endswith(ONNX_SUFFIX) and "/" not in name)
+def _noun(name: str) -> str:
+    return ONNX.noun if name.endswith(ONNX.suffix) else PT2.noun
+
+
+def _only_graph(files: FileSet) -> str:
+    """The one ONNX or pt2 file in `files`; raises `NoCheckpointError` if there are several."""
+    models = sorted(name for name in files.sizes() if name.endswith(GRAPH_SUFFIXES) and "/" not in name)
+    kinds = joined([kind.name for kind in (ONNX, PT2) if any(name.endswith(kind.suffix) for name in files.sizes())])
     if len(models) != 1:
         raise NoCheckpointError(
-            f"{files.location}: {len(models)} ONNX files, each a graph of its own ({_some(models)})"
+            f"{files.location}: {len(models)} {kinds} files, each a graph of its own ({_some(models)})"
             if models
-            else f"{files.location}: no model here, but ONNX graphs below",
+            else f"{files.location}: no model here, but {kinds} graphs below",
             help=f"give one of them, such as {files.place_of(models[0])}; `bowline audit` audits each of a directory"
             if models
             else DOWNLOAD,
@@ -192,8 +203,8 @@ def _alone(files: FileSet, name: str) -> Weights:
     """Read one file that was asked for by name, and ignore the files beside it."""
     if name.endswith(GGUF_SUFFIX):
         return _gguf(files, name)
-    if name.endswith(ONNX_SUFFIX):
-        return _onnx(files, name)
+    if name.endswith(GRAPH_SUFFIXES):
+        return _graph(files, name)
     kind = file_kind(files, name)
     if kind is not None:
         raise _not_whole(name, kind)

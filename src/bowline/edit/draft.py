@@ -144,10 +144,10 @@ def begin(source: Checkpoint) -> Draft:
         UsageError: the checkpoint is one file of a directory, or not on this machine, or in a format without edits.
         CheckpointError: a part is missing or unreadable, or it is unclear which files are the model.
     """
-    if source.gguf is not None or source.onnx is not None:
+    other = "a GGUF file" if source.gguf is not None else source.graph.format.noun if source.graph is not None else None
+    if other is not None:
         raise UsageError(
-            f"{source.location}: is {'a GGUF' if source.gguf is not None else 'an ONNX'} file, expected safetensors or "
-            "pytorch_model.bin",
+            f"{source.location}: is {other}, expected safetensors or pytorch_model.bin",
             help="edit the checkpoint that it was converted from, and convert again",
         )
     if source.only is not None:

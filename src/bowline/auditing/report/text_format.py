@@ -52,7 +52,7 @@ def render_concise(run: Run) -> str:
 def _checkpoint(report: AuditReport) -> Iterator[str]:
     evidence = report.evidence
     declaration = evidence.declaration
-    graph = "ONNX" if evidence.onnx_file else None
+    graph = evidence.graph_format.name if evidence.graph_format else None
     what = "GGUF" if evidence.gguf_file else graph or declaration.architecture or "unknown class"
     inferred = ", inferred from names and shapes" if declaration.inferred else ""
     yield f"{evidence.location}: {verdict(evidence)}"
@@ -108,14 +108,14 @@ def _number(count: int, noun: str) -> str:
 def _flag(evidence: Evidence) -> str:
     if evidence.gguf_file:
         return "none: a GGUF file has no flag"
-    if evidence.onnx_file and evidence.config is None:
-        return "none: an ONNX graph has no flag"
+    if evidence.graph_format and evidence.config is None:
+        return f"none: {evidence.graph_format.noun} has no flag"
     return str(evidence.declaration.flag)
 
 
 def _why_none(evidence: Evidence) -> str:
     declaration = evidence.declaration
-    if evidence.onnx_file:
+    if evidence.graph_file:
         missing = "head" if declaration.embedding else "table"
         return f"no {missing} was found: no {'product' if declaration.embedding else 'look-up'} uses one"
     if evidence.gguf_file and declaration.embedding not in evidence.tensors:

@@ -15,6 +15,6 @@ def edit_command(evidence: Evidence, verb: str, *options: str) -> str | None:
 
     Example: "`bowline tie outputs/model --in-place --keep embedding`".
     """
-    if evidence.gguf_file or evidence.onnx_file or not os.path.isdir(evidence.location):  # noqa: PTH112 - can raise
+    if evidence.gguf_file or evidence.graph_file or not os.path.isdir(evidence.location):  # noqa: PTH112 - can raise
         return None
     return f"`bowline {verb} {shlex.quote(evidence.location)} --in-place{''.join(f' {option}' for option in options)}`"

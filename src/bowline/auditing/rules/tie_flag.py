@@ -10,6 +10,7 @@ from bowline.auditing.loaders import Fate, odd_flag
 from bowline.auditing.rules.edit_commands import edit_command
 from bowline.auditing.rules.rule import Observation, Severity, rule
 from bowline.auditing.rules.token_texts import rows_and_tokens
+from bowline.checkpoint.formats.graphs import ONNX, PT2
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.families.gguf_names import head_when_missing
@@ -18,11 +19,12 @@ from bowline.wording import joined, listed
 
 CONFIG = "config.json"
 QUANTISED = "the same table"
-ONNX_FROM_CONFIG = "the graph computes with its own head: export it again from the model that config.json describes"
-ONNX_WITHOUT_COPY = (
-    "export the model with torch.onnx.export(..., dynamo=True), or with do_constant_folding=False: one matrix then "
-    "serves both"
-)
+GRAPH_FROM_CONFIG = "the graph computes with its own head: export it again from the model that config.json describes"
+GRAPH_WITHOUT_COPY = {
+    ONNX: "export the model with torch.onnx.export(..., dynamo=True), or with do_constant_folding=False: one matrix "
+    "then serves both",
+    PT2: "make the two ends one parameter before torch.export (bowline.tie_weights does): one matrix then serves both",
+}
 
 
 @rule("BW101", "tied-but-diverged", Severity.ERROR)
@@ -56,8 +58,8 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
                     f"{_rows(tie)} rows ({difference.extent}{pattern}), "
                     f"but {tie.declared.flag}{rows_and_tokens(evidence, difference)}"
                 ),
-                help=ONNX_FROM_CONFIG
-                if evidence.onnx_file
+                help=GRAPH_FROM_CONFIG
+                if evidence.graph_file
                 else (
                     "`bowline audit --fix` sets the flag to false; if the tie is intended, "
                     f"{edit_command(evidence, 'tie', '--keep embedding') or f'remove {tie.tie.target}'}"
@@ -65,7 +67,7 @@ def tied_but_diverged(evidence: Evidence) -> Iterator[Observation]:
                     else f"remove {tie.tie.target} from the file: no flag unties it"
                 ),
                 tensors=(tie.tie.target, tie.tie.source),
-                file=evidence.onnx_file or CONFIG,
+                file=evidence.graph_file or CONFIG,
                 flag_from_bytes=_if_config_decides(evidence, tie, value=False),
             )
 
@@ -191,8 +193,8 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
     """A tied matrix is stored twice, with the same values.
 
     What: the config says tied, and the file holds the tensor under both names, equal in every value. A GGUF file has no
-    flag, and an ONNX graph needs none: there every copy is reported, and one that looks like the same table in another
-    type is information. An ONNX graph holds a copy transposed, for the product of the head; each is counted.
+    flag, and a graph (ONNX, pt2) needs none: there every copy is reported, and one that looks like the same table in
+    another type is information. An ONNX graph holds a copy transposed, for the product of the head; each is counted.
 
     Why it hurts: the copy wastes space on disk and in every download, and an edit of one tensor makes the two
     differ. llama.cpp's converter writes both into the GGUF file, and its runtime holds both in memory.
@@ -202,7 +204,7 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
     Fix: remove the copy from the file, and its name from the index. Saving from transformers 5 leaves it out. Convert a
     GGUF file again from a checkpoint without the copy: for most architectures llama.cpp falls back to the embedding.
     Export to ONNX with `torch.onnx.export(..., dynamo=True)`, or with `do_constant_folding=False`: the graph then
-    transposes the one matrix.
+    transposes the one matrix. Before `torch.export`, make the two ends one parameter: `bowline.tie_weights(model)`.
 
     Reported in: vllm-project/vllm#51665
     """
@@ -210,19 +212,19 @@ def redundant_copy(evidence: Evidence) -> Iterator[Observation]:
     for tie in evidence.ties:
         if tie.quantised is not None:  # BW118 is about these
             continue
-        in_graph = evidence.gguf_file or evidence.onnx_file
+        in_graph = evidence.gguf_file or evidence.graph_file
         if tie.state is TieState.EQUAL and (tie.declared.flag.value or in_graph) and tie.target:
             copies.setdefault((tie.tie.source, tie.target.file, _is_bias(tie)), []).append(tie.target)
     for (source, file, is_bias), targets in copies.items():
         names = [target.name for target in targets]
         wasted = _bytes(sum(target.nbytes for target in targets))
         repeat, copy = ("repeats", "copy") if len(names) == 1 else ("each repeat", "copies")
-        turned = ", transposed" if evidence.onnx_file and all(target.strides for target in targets) else ""
+        turned = ", transposed" if evidence.graph_file and all(target.strides for target in targets) else ""
         yield Observation(
             message=f"{joined(names)} {repeat} {source} value by value{turned}: {wasted} wasted",
             help=(
                 _converted_without_copy(evidence)
-                if evidence.gguf_file or evidence.onnx_file
+                if evidence.gguf_file or evidence.graph_file
                 else f"{command} leaves the {copy} out"
                 if (command := edit_command(evidence, "dedupe"))
                 else f"save the model again with transformers 5, which leaves the {copy} out"
@@ -482,8 +484,8 @@ def _architecture(evidence: Evidence) -> str:
 
 
 def _converted_without_copy(evidence: Evidence) -> str:
-    if evidence.onnx_file:
-        return ONNX_WITHOUT_COPY
+    if evidence.graph_format:
+        return GRAPH_WITHOUT_COPY[evidence.graph_format]
     if head_when_missing(evidence.declaration.family) != "tied":
         return f"leave it: llama.cpp requires a stored head for {_architecture(evidence)}"
     return "convert the model again, from a checkpoint that stores the embedding alone"

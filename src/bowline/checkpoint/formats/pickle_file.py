@@ -6,7 +6,6 @@ This module checks the pickle's claims about each tensor against the stored byte
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -15,6 +14,7 @@ from typing import Final
 
 from bowline.checkpoint.formats.pickle_machine import LARGEST_PICKLE, run_pickle
 from bowline.checkpoint.formats.pickle_names import Storage, TensorClaim, kind_of
+from bowline.checkpoint.formats.storage_view import StorageExtent, View, view_of
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.checkpoint.formats.torch_archive import CONVERT, TorchArchive
@@ -25,7 +25,6 @@ __all__ = ["PickledFile", "read_pickle"]
 
 _LONGEST_NAME: Final = 4096
 _MOST_NOTES: Final = 100
-_MOST_BYTES: Final = 1 << 63  # torch counts in an int64
 _FETCH_AGAIN: Final = "fetch the file again, or save it again with torch.save"
 
 
@@ -155,47 +154,8 @@ def _stored_tensor(name: str, claim: TensorClaim, storage_start: int, source: By
     dtype, itemsize = claim.dtype.dtype, claim.dtype.itemsize
     if dtype is None:
         raise _wrong(where, f"its dtype is {claim.dtype.path}, expected one that safetensors has", CONVERT)
-    shape = claim.shape
-    if math.prod(extent for extent in shape if extent) * itemsize >= _MOST_BYTES:
-        raise _wrong(where, f"shape {list(shape)}, expected fewer than 2^63 bytes", _FETCH_AGAIN)
-    numel = math.prod(shape)
-    reach = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, claim.strides, strict=True)) if numel else 0
-    if (claim.offset + reach) * itemsize > claim.storage.nbytes:
-        raise _wrong(
-            where,
-            f"shape {list(shape)} with strides {list(claim.strides)} from element {claim.offset} reaches to byte "
-            f"{(claim.offset + reach) * itemsize}, but its storage has {claim.storage.nbytes} bytes",
-            _FETCH_AGAIN,
-        )
-    if numel * itemsize > source.size:  # strides of 0 make a terabyte out of 4 bytes
-        raise _wrong(
-            where,
-            f"shape {list(shape)} with strides {list(claim.strides)} repeats its bytes up to {numel * itemsize}, "
-            f"expected no more than the file's {source.size}",
-            "call .contiguous() on it before torch.save, or leave it out of the state dict",
-        )
-    return StoredTensor(
-        name=name,
-        dtype=dtype,
-        shape=shape,
-        file=source.name,
-        offset=storage_start + claim.offset * itemsize,
-        nbytes=reach * itemsize,
-        strides=_gap_strides(shape, claim.strides) if numel else None,
-    )
-
-
-def _gap_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The strides, or `None` for the row-major layout; the strides of axes of length 1 do not matter."""
-    row_major: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        row_major.insert(0, step)
-        step *= extent
-    meant = tuple(
-        plain if extent == 1 else stride for extent, stride, plain in zip(shape, strides, row_major, strict=True)
-    )
-    return None if meant == tuple(row_major) else meant
+    storage = StorageExtent(source.name, storage_start, claim.storage.nbytes)
+    return view_of(name, dtype, itemsize, View(claim.shape, claim.strides, claim.offset), storage, source.size)
 
 
 def _wrong(where: str, seen: str, way_out: str) -> FormatError:

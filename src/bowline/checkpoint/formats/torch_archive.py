@@ -1,10 +1,10 @@
-"""Reads the zip archive of a `pytorch_model.bin` strictly and by ranges: its directory, and the places of its entries.
+"""Reads the zip archives that torch writes strictly and by ranges: their directory, and the places of their entries.
 
 `zipfile` reads whatever it can. Here two readers must not see different content in one file, so this module refuses
 everything that zip readers may understand differently: a comment or any bytes after the archive, two entries of one
 name, overlapping entries, a local header that disagrees with the directory, compression, encryption. Files that
-`torch.save` writes have none of these. Only ranges are read, never the whole file: the end with the directory, and
-one header for each entry that is asked for.
+`torch.save` and `torch.export.save` write have none of these. Only ranges are read, never the whole file: the end with
+the directory, and one header for each entry that is asked for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bowline.checkpoint.formats.strict_json import shown
 from bowline.checkpoint.places.byte_source import ByteSource
 from bowline.errors import FormatError
 
-__all__ = ["CONVERT", "LARGEST_DIRECTORY", "MOST_ENTRIES", "TorchArchive", "ZipEntry"]
+__all__ = ["CONVERT", "LARGEST_DIRECTORY", "MOST_ENTRIES", "StoredZip", "TorchArchive", "ZipEntry"]
 
 MOST_ENTRIES: Final = 1 << 16
 """The most entries of an archive that is read: torch writes one for each storage, and half a dozen more."""
@@ -31,8 +31,6 @@ CONVERT: Final = (
     "convert it to safetensors on an isolated machine: read it by torch.load(path, weights_only=True), "
     "write it by safetensors.torch.save_file"
 )
-
-_FETCH_AGAIN = "the file is damaged or was made by another tool; fetch it again, or save it again with torch.save"
 
 _END = struct.Struct("<4s4H2IH")
 _END64 = struct.Struct("<4sQ2H2I4Q")
@@ -62,26 +60,17 @@ class ZipEntry:
     sizes_follow: bool
 
 
-class TorchArchive:
-    """A file of `torch.save` since 1.6: a zip archive of `NAME/data.pkl` and one entry for each storage.
+class StoredZip:
+    """A zip archive of stored entries in one directory, as torch's writer makes it; `writer` names it in messages.
 
-    `prefix` is NAME, `pickle` is the entry `NAME/data.pkl`, and `find("data/0")` is `NAME/data/0`. Opening reads the
-    directory, and the byte order if the archive states it.
+    `prefix` is the directory, and `find("data/0")` is the entry `PREFIX/data/0`. Opening reads the archive's directory
+    alone.
 
     Raises:
-        FormatError: the file is not such an archive, or readers could understand it differently. For the two other
-            formats under this file name, torch's old format and TorchScript, the message says how to convert.
-
-    Example:
-        >>> import io, zipfile
-        >>> from bowline.checkpoint.places.byte_source import MemoryBytes
-        >>> file = io.BytesIO()
-        >>> with zipfile.ZipFile(file, "w") as writer:
-        ...     writer.writestr("model/data.pkl", b"}.")
-        >>> archive = TorchArchive(MemoryBytes("pytorch_model.bin", file.getvalue()))
-        >>> archive.prefix, archive.read(archive.pickle, 100)
-        ('model', b'}.')
+        FormatError: the file is not such an archive, or readers could understand it differently.
     """
+
+    writer = "torch.save"
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -93,7 +82,6 @@ class TorchArchive:
         directory = tail[offset : offset + length] if offset >= 0 else source.read_at(start, length)
         self.entries: Mapping[str, ZipEntry] = self._read_directory(directory, count, start)
         self.prefix = next(iter(self.entries), "").partition("/")[0]
-        self.pickle = self._checked_pickle()
 
     def find(self, name: str) -> ZipEntry | None:
         """The entry `NAME/name`, or `None`."""
@@ -133,21 +121,28 @@ class TorchArchive:
         """Whether the content has the CRC-32 that the directory gives; torch has an option not to compute it."""
         return zlib.crc32(content) == entry.crc
 
-    def _wrong(self, seen: str, way_out: str = _FETCH_AGAIN) -> FormatError:
-        return FormatError(f"{self._source.name}: {seen}", help=way_out)
+    def check_byte_order(self, way_out: str) -> None:
+        """Check that the byte order, if the archive states one, is little-endian."""
+        byteorder = self.find("byteorder")
+        if byteorder is not None and (order := self.read(byteorder, 16)) != b"little":
+            raise self._wrong(f"its byte order is {order!r}, expected b'little'", way_out)
+
+    def _wrong(self, seen: str, way_out: str | None = None) -> FormatError:
+        again = f"the file is damaged or was made by another tool; fetch it again, or save it again with {self.writer}"
+        return FormatError(f"{self._source.name}: {seen}", help=way_out or again)
 
     def _refuse_other_formats(self, head: bytes) -> None:
         if head.startswith(b"PK\x03\x04"):
             return
         if head.startswith(_LEGACY) or head[257:262] == b"ustar":
             raise self._wrong(
-                "torch's format from before 1.6, expected the zip archive that torch.save writes now", CONVERT
+                f"torch's format from before 1.6, expected the zip archive that {self.writer} writes now", CONVERT
             )
         if head.startswith(b"version https://git-lfs"):
             raise self._wrong("a Git LFS pointer, expected the file that it points to", "run git lfs pull")
         if head.startswith(b"\x80"):
-            raise self._wrong("a bare pickle, expected the zip archive that torch.save writes")
-        raise self._wrong(f"begins with {head[:8]!r}, expected the zip archive that torch.save writes")
+            raise self._wrong(f"a bare pickle, expected the zip archive that {self.writer} writes")
+        raise self._wrong(f"begins with {head[:8]!r}, expected the zip archive that {self.writer} writes")
 
     def _directory_place(self, tail: bytes) -> tuple[int, int, int]:
         """The number of entries of the central directory, its start and its length."""
@@ -216,7 +211,7 @@ class TorchArchive:
         self._refuse_torchscript(records)
         for name, method in packed_entries:
             how = f"compressed ({_METHODS.get(method, f'method {method}')})" if method else "stored with two sizes"
-            raise self._wrong(f"{shown(name)} is {how}, expected stored bytes, as torch.save writes them")
+            raise self._wrong(f"{shown(name)} is {how}, expected stored bytes, as {self.writer} writes them")
         limits = [*sorted(record[0] for record in records)[1:], start]
         entries = {}
         for (header, name, size, crc, flags), limit in zip(sorted(records), limits, strict=True):
@@ -257,20 +252,44 @@ class TorchArchive:
         inner = {name.partition("/")[2] for _, name, *_ in records}
         if "constants.pkl" in inner or any(name.startswith("code/") for name in inner):
             raise self._wrong(
-                "a TorchScript archive, which holds code, expected the tensors that torch.save writes",
+                f"a TorchScript archive, which holds code, expected the tensors that {self.writer} writes",
                 "on an isolated machine, call torch.jit.load and save its state_dict() by safetensors.torch.save_file",
             )
 
-    def _checked_pickle(self) -> ZipEntry:
+    def check_one_directory(self) -> None:
+        """Check that all entries are in the directory of the first."""
         strangers = [name for name in self.entries if not name.startswith(f"{self.prefix}/")]
         if strangers:
             raise self._wrong(
                 f"it has entries {shown(f'{self.prefix}/')} and {shown(strangers[0])}, expected one directory for all"
             )
+
+
+class TorchArchive(StoredZip):
+    """A file of `torch.save` since 1.6: a zip archive of `NAME/data.pkl` and one entry for each storage.
+
+    `pickle` is the entry `NAME/data.pkl`. Opening reads the directory, and the byte order if the archive states it.
+
+    Raises:
+        FormatError: the file is not such an archive, or readers could understand it differently. For the two other
+            formats under this file name, torch's old format and TorchScript, the message says how to convert.
+
+    Example:
+        >>> import io, zipfile
+        >>> from bowline.checkpoint.places.byte_source import MemoryBytes
+        >>> file = io.BytesIO()
+        >>> with zipfile.ZipFile(file, "w") as writer:
+        ...     writer.writestr("model/data.pkl", b"}.")
+        >>> archive = TorchArchive(MemoryBytes("pytorch_model.bin", file.getvalue()))
+        >>> archive.prefix, archive.read(archive.pickle, 100)
+        ('model', b'}.')
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        super().__init__(source)
+        self.check_one_directory()
         pickle = self.find("data.pkl")
         if pickle is None:
             raise self._wrong("a zip archive without data.pkl, expected what torch.save writes")
-        byteorder = self.find("byteorder")
-        if byteorder is not None and (order := self.read(byteorder, 16)) != b"little":
-            raise self._wrong(f"its byte order is {order!r}, expected b'little'", CONVERT)
-        return pickle
+        self.check_byte_order(CONVERT)
+        self.pickle = pickle

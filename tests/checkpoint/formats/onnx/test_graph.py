@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bowline.checkpoint.formats.graphs.graph_model import GraphModel
+from bowline.checkpoint.formats.graphs.uses import find_uses
 from bowline.checkpoint.formats.onnx.graph import MOST_DEPTH, read_model
-from bowline.checkpoint.formats.onnx.model import OnnxModel, read_onnx
-from bowline.checkpoint.formats.onnx.uses import find_uses
+from bowline.checkpoint.formats.onnx.model import read_onnx
 from bowline.checkpoint.places.byte_source import MemoryBytes
 from bowline.checkpoint.places.file_set import FileSet
 from bowline.errors import BowlineError, FormatError
@@ -49,7 +50,7 @@ class Memory(FileSet):
         pass
 
 
-def read(raw: bytes) -> OnnxModel:
+def read(raw: bytes) -> GraphModel:
     return read_onnx(Memory(model__onnx=raw), "model.onnx")
 
 

@@ -7,10 +7,10 @@ operator, its names, and the few attributes that say how it uses a matrix.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from math import prod
 from typing import Final, NamedTuple
 
+from bowline.checkpoint.formats.graphs.nodes import External, Graph, Initializer, Node
 from bowline.checkpoint.formats.onnx.wire import (
     BYTES,
     CUT_SHORT,
@@ -25,7 +25,7 @@ from bowline.checkpoint.formats.onnx.wire import (
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.checkpoint.places.byte_source import ByteSource
 
-__all__ = ["External", "Graph", "Initializer", "Node", "read_model"]
+__all__ = ["read_model"]
 
 MOST_DEPTH: Final = 8
 """Graphs within graphs: those of an `If` or a `Loop`. Exported models nest them once or twice."""
@@ -92,53 +92,6 @@ CODED: Final[Mapping[int, frozenset[str]]] = {
 """The fields of numbers that are packed as varints, and their types."""
 
 KEPT_INTS: Final = frozenset({"axis", "transA", "transB", "block_size", "K", "N", "bits"})
-
-
-class External(NamedTuple):
-    """The place of a tensor's bytes in another file; `length` is `None` if the model does not state it."""
-
-    location: str
-    offset: int
-    length: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Initializer:
-    """A tensor of a graph, and where its bytes are: in this file, or `external`."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    """The bytes of the elements, as raw_data has them."""
-    offset: int
-    coded_bytes: int | None = None
-    """The bytes from `offset` if the elements are stored as varints (in int32_data and its relatives)."""
-    external: External | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """An operator, the names of its inputs and outputs, and the attributes that matter to a matrix."""
-
-    op: str
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    ints: Mapping[str, int] = field(default_factory=dict)
-    perm: tuple[int, ...] | None = None
-    graphs: tuple[Graph, ...] = ()
-    constant: Initializer | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
-    """A graph: its nodes in their order, its initializers by name, and the names of its inputs and outputs."""
-
-    nodes: tuple[Node, ...]
-    initializers: Mapping[str, Initializer]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
 
 
 def read_model(source: ByteSource) -> Graph:

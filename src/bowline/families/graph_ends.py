@@ -1,4 +1,4 @@
-"""What an ONNX graph declares: which initializers its look-up and its head use. A graph has no flag and no class."""
+"""What a graph declares: which stored tensors its look-up and its head use. A graph has no flag and no class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from bowline.families.declaration import Declaration, DeclaredTie, Flag, StatedSize
 from bowline.tie import Tie
 
-__all__ = ["onnx_declaration"]
+__all__ = ["graph_declaration"]
 
 FLAG, SIZE, TYPE = "tie_word_embeddings", "vocab_size", "model_type"
 TEXT = "text_config"
@@ -15,7 +15,7 @@ TEXT = "text_config"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def onnx_declaration(
+def graph_declaration(
     config: Mapping[str, object],
     shapes: Shapes,
     table: str | None,
@@ -24,17 +24,17 @@ def onnx_declaration(
 ) -> Declaration:
     """The ties of a graph: of each head with the table, and of each further table of the same shape.
 
-    A head that uses the table's own initializer has no tensor: the node that multiplies by it stands for it.
+    A head that uses the table's own tensor has no tensor of its own: the node that multiplies by it stands for it.
 
     Arguments:
         config: the `config.json` beside the file, if there is one; its flag is compared with the two matrices.
         shapes: the shapes of the tensors, with the vocabulary's rows first.
-        table: the initializer of the look-up.
-        heads: the initializer of each head, and the node that multiplies by it.
+        table: the tensor of the look-up.
+        heads: the tensor of each head, and the node that multiplies by it.
         copies: further tables of look-ups.
 
     Example:
-        >>> declaration = onnx_declaration({}, {"wte": (96, 32)}, "wte", [("wte", "/lm_head/MatMul")], [])
+        >>> declaration = graph_declaration({}, {"wte": (96, 32)}, "wte", [("wte", "/lm_head/MatMul")], [])
         >>> print(declaration.ties[0].tie, declaration.ties[0].flag.value)
         /lm_head/MatMul <- wte True
     """

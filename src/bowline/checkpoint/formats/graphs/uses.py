@@ -1,4 +1,4 @@
-"""Finds the table and the head of an ONNX model by what its nodes do: a look-up is a `Gather`, a head a product.
+"""Finds the table and the head of a graph by what its nodes do: a look-up is a `Gather`, a head a product.
 
 The head is the product whose result reaches an output of the model through operators that keep a row a row (a bias, a
 scale, a softcap), and whose matrix has the table's shape. A matrix is followed through `Transpose`, `Cast`, `Identity`
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from bowline.checkpoint.formats.onnx.graph import Graph, Initializer, Node
+from bowline.checkpoint.formats.graphs.nodes import Graph, Initializer, Node
 
 __all__ = ["Scaling", "Use", "Uses", "find_uses"]
 

@@ -1,0 +1,1 @@
+"""Programs of torch.export (`.pt2`): the archive, its stored tensors and its graph, without torch."""
