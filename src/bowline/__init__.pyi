@@ -17,8 +17,10 @@ from . import tie as tie
 from . import train as train
 from .auditing import audit as audit
 from .distributed import TiedState as TiedState
+from .distributed import apply_tensor_parallel as apply_tensor_parallel
 from .distributed import check_before_sharding as check_before_sharding
 from .distributed import shard_groups as shard_groups
+from .distributed import tensor_parallel_plan as tensor_parallel_plan
 from .edit import open_checkpoint as open_checkpoint
 from .export import export as export
 from .nn import LMHead as LMHead

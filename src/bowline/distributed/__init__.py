@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from bowline.distributed.shard_groups import shard_groups
 from bowline.distributed.sharding_check import check_before_sharding
+from bowline.distributed.tensor_parallel import apply_tensor_parallel, tensor_parallel_plan
 from bowline.distributed.tied_state import TiedState
 
-__all__ = ["TiedState", "check_before_sharding", "shard_groups"]
+__all__ = [
+    "TiedState",
+    "apply_tensor_parallel",
+    "check_before_sharding",
+    "shard_groups",
+    "tensor_parallel_plan",
+]

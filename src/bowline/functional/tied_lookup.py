@@ -9,6 +9,7 @@ from torch.nn import functional as F  # noqa: N812 - as torch's own documentatio
 
 from bowline.errors import UsageError
 from bowline.functional.kernels.row_sums import summed_rows
+from bowline.functional.row_shard import RowShard, is_dtensor
 from bowline.functional.shared_gradient import leave_rows, meeting
 
 __all__ = ["tied_embedding"]
@@ -26,13 +27,19 @@ def tied_embedding(ids: torch.Tensor, weight: torch.Tensor, padding_idx: int | N
     It is `F.embedding` under torch.compile, torch.func's transforms, tracing and forward differentiation, for tensor
     subclasses, and on another CUDA stream than the default one.
 
+    If the weight is a DTensor whose rows are split over processes (`Shard(0)` on a one-dimensional mesh), each process
+    looks up its own rows, and the rest by one all-reduce of the result. The ids are then the same on every process, and
+    the result is whole on each: a plain tensor, or a replicated DTensor if the ids are a DTensor.
+
     Args:
         ids: rows of the matrix.
         weight: the matrix, used by a head or not.
-        padding_idx: rows looked up at this id add nothing to its gradient; what the head gives it stays.
+        padding_idx: a row of the whole matrix; rows looked up at this id add nothing to its gradient, and what the head
+            gives it stays.
 
     Raises:
-        UsageError: a weight that is no matrix, ids that are neither int64 nor int32, a padding_idx that is no row.
+        UsageError: a weight that is no matrix, ids that are neither int64 nor int32, a padding_idx that is no row; a
+            DTensor that is split in another way, or ids that differ between its processes (on a GPU the result is NaN).
         IndexError: an id that is no row (on the CPU; on a GPU the kernel's own assertion).
 
     Example:
@@ -49,6 +56,12 @@ def tied_embedding(ids: torch.Tensor, weight: torch.Tensor, padding_idx: int | N
     size = weight.shape[0]
     if padding_idx is not None and not -size <= padding_idx < size:
         raise UsageError(f"padding_idx={padding_idx} for weight {tuple(weight.shape)}: expected {-size} to {size - 1}")
+    if is_dtensor(weight) and not (is_dtensor(ids) and (torch.compiler.is_compiling() or not RowShard.fits(weight))):
+        # imported here because it loads torch's compiler
+        from bowline.functional.split_lookup import split_lookup
+
+        found: torch.Tensor = split_lookup(tied_embedding, ids, weight, padding_idx)
+        return found
     edge = meeting(weight) if type(ids) is torch.Tensor else None
     if edge is None:
         return F.embedding(ids, weight, padding_idx)

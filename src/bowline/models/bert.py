@@ -107,18 +107,22 @@ class BertEmbeddings(nn.Module):
 
 
 class BertSelfAttention(nn.Module):
-    """Self-attention to every position that the mask allows: (B, T, D) to (B, T, H d)."""
+    """Self-attention to every position that the mask allows: (B, T, D) to (B, T, H d).
+
+    Its projections have the heads that are here: all of them, those that are left, or this process's.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.heads = config.num_attention_heads
+        self.head_size = config.hidden_size // config.num_attention_heads
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        query, key, value = (split_heads(part(x), self.heads) for part in (self.query, self.key, self.value))
+        projected = (part(x) for part in (self.query, self.key, self.value))
+        query, key, value = (split_heads(part, part.shape[-1] // self.head_size) for part in projected)
         return attend(query, key, value, mask, dropout=self.dropout.p if self.training else 0.0)
 
 
@@ -149,15 +153,14 @@ class BertAttention(nn.Module):
     def prune(self, heads: Collection[int]) -> None:
         """Remove these heads, numbered among the heads that are left now."""
         inner, out = self.self, self.output.dense
-        rows = torch.arange(out.in_features, device=out.weight.device).view(inner.heads, -1)  # (H, d)
-        keep = rows[[head for head in range(inner.heads) if head not in heads]].flatten()
+        rows = torch.arange(out.in_features, device=out.weight.device).view(-1, inner.head_size)  # (H, d)
+        keep = rows[[head for head in range(len(rows)) if head not in heads]].flatten()
         for part in (inner.query, inner.key, inner.value):
             part.weight = prune_linear(part.weight, keep, 0)  # type: ignore[arg-type]
             part.bias = prune_linear(part.bias, keep, 0)
             part.out_features = len(keep)
         out.weight = prune_linear(out.weight, keep, 1)  # type: ignore[arg-type]
         out.in_features = len(keep)
-        inner.heads -= len(heads)
 
 
 class BertIntermediate(nn.Module):

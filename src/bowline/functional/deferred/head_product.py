@@ -14,6 +14,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from bowline.errors import UsageError
 from bowline.functional.deferred.loss_record import LossRecord
 from bowline.functional.loss import AdapterTerms, chosen_backend, linear_cross_entropy
+from bowline.functional.loss.vocabulary_parallel import vocabulary_parallel_logits
+from bowline.functional.row_shard import is_dtensor
 
 __all__ = ["NO_ADAPTERS", "Product"]
 
@@ -63,6 +65,11 @@ class Product:
         return replace(self, hidden=hidden, weight=weight, bias=bias, adapters=terms)
 
     @property
+    def is_split(self) -> bool:
+        """Whether the weight is a DTensor, whose rows are split over processes."""
+        return is_dtensor(self.weight)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the logits."""
         return (*self.hidden.shape[:-1], self.weight.shape[0])
@@ -80,7 +87,8 @@ class Product:
         return torch.autocast(kind, self.cast, enabled=self.cast is not None)
 
     def _expect_the_same_ends(self) -> None:
-        weight = self.weight
+        weight: Any = self.weight
+        weight = weight._local_tensor if self.is_split else weight
         if weight.ndim != 2 or weight.untyped_storage().nbytes() < weight.numel() * weight.itemsize:
             raise UsageError(
                 "the head's matrix was freed after the head's forward pass, as happens to a head in its own FSDP or "
@@ -99,13 +107,14 @@ class Product:
                 )
 
     def logits(self) -> torch.Tensor:
-        """All logits, (..., V).
+        """All logits, (..., V); if the weight is split over processes, gathered, and whole on each.
 
         Raises:
             UsageError: the matrix is not there any more as it was.
         """
         with self._as_there():
-            found = self.adapters.applied(F.linear(self.hidden, self.weight, self.bias))
+            whole = self.split_logits().full_tensor() if self.is_split else None
+            found = self.adapters.applied(F.linear(self.hidden, self.weight, self.bias) if whole is None else whole)
         if self.stepped is not None:
             found = found.to(self.stepped)
         if self.scale != 1.0:
@@ -113,6 +122,11 @@ class Product:
         if self.outer is not None:
             found = torch.tanh(found) * self.outer
         return found.to(self.dtype)
+
+    def split_logits(self) -> Any:
+        """hidden weightᵀ + bias of a weight that is split over processes, as a DTensor that is split by tokens."""
+        with self._as_there():
+            return vocabulary_parallel_logits(self.hidden, self.weight, self.bias)
 
     def cross_entropy(self, labels: torch.Tensor, **options: Any) -> Any:
         """`torch.nn.functional.cross_entropy` of the logits.
@@ -143,11 +157,11 @@ class Product:
     def of(self, tokens: slice) -> Product | None:
         """The logits of some tokens; they use a view of the matrix, so its gradient has the size of all of it.
 
-        `None` if an adapter changes them.
+        `None` if an adapter changes them, or the matrix is split over processes.
         """
         if range(*tokens.indices(len(self.weight))) == range(len(self.weight)):
             return self
-        if self.adapters is not NO_ADAPTERS:
+        if self.adapters is not NO_ADAPTERS or self.is_split:
             return None
         return self._with(weight=self.weight[tokens], bias=None if self.bias is None else self.bias[tokens])
 
@@ -158,7 +172,9 @@ class Product:
     def plus_product(self, other: Product) -> Product | None:
         """The sum of these logits and those of a thin head, as LoRA adds; `None` if that cannot be recorded."""
         if (
-            other.outer is not None
+            self.is_split
+            or other.is_split
+            or other.outer is not None
             or self.outer is not None
             or self.stepped is not None
             or other.adapters.columns is not None
@@ -183,7 +199,7 @@ class Product:
 
     def with_columns(self, ids: torch.Tensor, columns: torch.Tensor) -> Product | None:
         """The logits with those of the tokens `ids` (k,) replaced by `columns` (..., k); `None` after another step."""
-        if self.stepped is not None or self.adapters is not NO_ADAPTERS:
+        if self.stepped is not None or self.adapters is not NO_ADAPTERS or self.is_split:
             return None
         return self._with(adapters=AdapterTerms(ids=ids, columns=columns))
 
@@ -216,6 +232,8 @@ class Product:
         one_each = 0 < other.ndim <= self.hidden.ndim and other.numel() == self.weight.shape[0] == other.shape[-1]
         learns = other.requires_grad and torch.is_grad_enabled()
         if self.stepped is not None or not one_each or (learns and not self.grad):
+            return None
+        if self.bias is not None and is_dtensor(self.bias):
             return None
         if not self.dtype == other.dtype == self.multiplied:
             wide = torch.promote_types(self.dtype, other.dtype)

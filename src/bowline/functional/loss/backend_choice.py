@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -11,6 +13,7 @@ from bowline.functional.loss.adapter_terms import AdapterTerms
 from bowline.functional.loss.loss_options import check_backend
 from bowline.functional.loss.peer_backends import PEERS
 from bowline.functional.loss.resource_limits import current
+from bowline.functional.row_shard import RowShard, is_dtensor
 
 __all__ = ["chosen_backend", "pick"]
 
@@ -30,6 +33,8 @@ def chosen_backend(
 ) -> str:
     """The backend that `linear_cross_entropy` runs for these arguments here and now; never "auto".
 
+    For a DTensor weight whose rows are split over processes: what this process runs for its own rows.
+
     Example:
         >>> hidden, weight = torch.zeros(512, 64), torch.zeros(50000, 64, requires_grad=True)
         >>> chosen_backend(hidden, weight), chosen_backend(hidden, weight, return_logits=True)
@@ -39,7 +44,15 @@ def chosen_backend(
     """
     check_backend(backend)
     total = reduction != "none" and not return_lse
+    if is_dtensor(weight):
+        with torch.no_grad():
+            weight, hidden, total = RowShard.of(weight).part(), _plain(hidden), False
     return pick(hidden, weight, total, return_logits, backend, adapters=adapters)
+
+
+def _plain(hidden: Any) -> torch.Tensor:
+    found: torch.Tensor = hidden.to_local() if is_dtensor(hidden) else hidden
+    return found
 
 
 def pick(

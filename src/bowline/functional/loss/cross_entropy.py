@@ -27,6 +27,7 @@ from bowline.functional.loss.loss_options import (
 from bowline.functional.loss.peer_backends import PEERS, peer_loss
 from bowline.functional.loss.reference import position_weights, reduced, reference_losses
 from bowline.functional.loss.torch_backend import torch_losses
+from bowline.functional.row_shard import is_dtensor
 from bowline.functional.shared_gradient import head_weight
 
 __all__ = ["linear_cross_entropy"]
@@ -53,6 +54,11 @@ def linear_cross_entropy(
 ) -> Any:
     """The mean over labelled positions of -log softmax(logits)[label] + z lse², of the logits of `linear_logits`.
 
+    If the weight is a DTensor whose rows are split over processes (`Shard(0)` on a one-dimensional mesh), each process
+    computes its own rows, and the processes exchange three numbers for each position; nothing of the logits' size is
+    gathered. Hidden states and labels are then the same on every process. The gradient of the hidden states is summed
+    over the processes, the weight's stays with its rows.
+
     Args:
         hidden: (..., D), the input of the head.
         weight: (V, D), the head's matrix, tied or not.
@@ -68,7 +74,7 @@ def linear_cross_entropy(
         mask_ids: tokens with the logit -inf: they are never predicted, and their rows get no gradient from the softmax.
         reduction: "mean" over labelled positions (0 where there are none), "sum", or "none": (...).
         return_lse: the lse (...), in float32 or wider, is returned after the loss.
-        return_logits: the logits (..., V) are returned last.
+        return_logits: the logits (..., V) are returned last; for a DTensor weight as a DTensor, split by tokens.
         adapters: what adapters change in the logits before the scale: a thin product (LoRA) is added, and the logits of
             some tokens (trained rows) are replaced. Its tensors get gradients. "chunked" needs memory for
             N x (r + k) and V x r numbers more; "torch" and the libraries have no such option.
@@ -104,6 +110,29 @@ def linear_cross_entropy(
         z_loss=z_loss,
         mask_ids=masked_ids(mask_ids, len(weight)),
     )
+    if is_dtensor(weight):
+        if adapters is not None:
+            raise UsageError(
+                "adapters on a weight that is a DTensor: expected none, because they change the whole vocabulary",
+                help="merge the adapters into the weight before it is sharded (bowline.merge_lora)",
+                argument="adapters",
+            )
+        # imported here because it loads torch's compiler
+        from bowline.functional.loss.vocabulary_parallel import vocabulary_parallel_loss
+
+        return vocabulary_parallel_loss(
+            linear_cross_entropy,
+            hidden,
+            weight,
+            labels,
+            bias=bias,
+            options=options,
+            class_weight=class_weight,
+            reduction=reduction,
+            return_lse=return_lse,
+            return_logits=return_logits,
+            backend=backend,
+        )
     check_labels(labels, len(weight), options)
     if adapters is not None:
         adapters.check(hidden, weight)

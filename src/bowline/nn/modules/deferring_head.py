@@ -13,12 +13,14 @@ from bowline.functional.deferred.deferred_logits import DeferredLogits
 from bowline.functional.deferred.graph_breaks import in_one_graph, uncompiled
 from bowline.functional.deferred.head_product import Product
 from bowline.functional.deferred.loss_record import LossRecord
+from bowline.functional.deferred.split_logits import SplitDeferredLogits
 from bowline.functional.kernels.function_transforms import in_torch_func
+from bowline.functional.row_shard import RowShard, is_dtensor
 
 __all__ = ["DeferringHead"]
 
 PLAIN = (torch.Tensor, nn.Parameter)
-"""Weight classes whose logits are deferred; a head with another class, such as DTensor, computes them."""
+"""Tensor classes whose logits are deferred, beside DTensor weights whose rows are split over processes."""
 
 
 class DeferringHead(nn.Linear):
@@ -43,6 +45,8 @@ class DeferringHead(nn.Linear):
                 _warn_of_one_graph()
             return super().forward(input)
         weight, bias = self.weight, self.bias  # read once: a parametrized weight is computed at each access
+        if RowShard.fits(weight) and 0 not in input.shape[-1:]:
+            return _deferred(input, weight, bias, self.loss_backend, self.loss_record)
         if 0 in input.shape[-1:] or not all(type(one) in PLAIN for one in (input, weight, bias) if one is not None):
             kinds = {type(one).__name__ for one in (input, weight, bias) if one is not None and type(one) not in PLAIN}
             if kinds and self.loss_record is not None and torch.is_grad_enabled():
@@ -69,8 +73,12 @@ def _fall_back(record: LossRecord, reason: str) -> None:
 def _deferred(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, backend: str, record: LossRecord | None
 ) -> DeferredLogits:
+    split = is_dtensor(hidden)
+    if split:
+        hidden = RowShard.of(weight).gathered(hidden)
     kind = hidden.device.type
     narrow = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
     cast = torch.get_autocast_dtype(kind) if narrow else None
     dtype = cast or torch.result_type(hidden, weight)
-    return DeferredLogits(Product(hidden, weight, bias, dtype, cast, torch.is_grad_enabled(), backend, record))
+    product = Product(hidden, weight, bias, dtype, cast, torch.is_grad_enabled(), backend, record)
+    return SplitDeferredLogits.of(product) if split else DeferredLogits(product)

@@ -152,6 +152,10 @@ def use_tied_loss(model: nn.Module, *, backend: str = "auto") -> TiedLoss:
     changed. If all logits are needed after all for something that takes gradients, such as DoRA on the head, they are
     computed, and the first time for each reason a warning says so; `TiedLoss.status` counts them.
 
+    A head whose weight is a DTensor with its rows split over processes (tensor parallelism, after the tie was restored:
+    `head.weight = embedding.weight`) computes the loss of its rows on each process, and no process has all logits until
+    something needs them. The head may be in the plan as `ColwiseParallel`, or not in it.
+
     Under `torch.compile`, graphs end before the lookup and before the head, and these two and the loss run outside
     them. If a single graph is required (`fullgraph=True`, an export), it computes the logits and both gradients.
 
