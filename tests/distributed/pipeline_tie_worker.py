@@ -28,16 +28,8 @@ from torch.torch_version import TorchVersion
 
 from bowline.distributed.pipeline_tie import PipelineTie
 from bowline.errors import BowlineError
-from bowline.models import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
-from bowline.nn.tree.sharding import is_dtensor
-from tests.distributed.models import BATCHES, RATE, VOCABULARY
+from bowline.functional.row_shard import is_dtensor
+from tests.distributed.models import BATCHES, FAMILIES, RATE, VOCABULARY
 
 __all__ = ["MAX_NORM", "NAMES", "PENALTY", "V_RUNS", "next_token_loss", "optimizer_of", "tiny", "token_loss"]
 
@@ -52,21 +44,8 @@ NAMES = ("wte.weight", "lm_head.weight")
 def tiny(name: str, vocabulary: int = VOCABULARY) -> Any:
     """The model, with four layers and the same numbers on every process."""
     torch.manual_seed(0)
-    if name == "gpt2":
-        still: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        sizes: dict[str, Any] = {"n_embd": 16, "n_layer": 4, "n_head": 2, "n_positions": 16}
-        return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, **sizes, **still))
-    if name == "bert":
-        wide: dict[str, Any] = {
-            "hidden_size": 16,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 2,
-            "intermediate_size": 32,
-        }
-        off: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        return BertForMaskedLM(BertConfig(vocab_size=vocabulary, max_position_embeddings=16, **wide, **off))
-    few: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    return T5ForConditionalGeneration(T5Config(vocab_size=vocabulary, dropout_rate=0.0, **few))
+    layers = {"gpt2": {"n_layer": 4}, "bert": {"num_hidden_layers": 4, "max_position_embeddings": 16}, "t5": {}}
+    return FAMILIES[name](vocab_size=vocabulary, **layers[name])
 
 
 def optimizer_of(parameters: Any) -> torch.optim.Optimizer:

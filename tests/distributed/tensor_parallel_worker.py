@@ -16,8 +16,9 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from bowline.distributed import apply_tensor_parallel, tensor_parallel_plan
 from bowline.errors import BowlineError
+from bowline.functional.row_shard import is_dtensor
 from bowline.nn import check_ties, load_checkpoint, save_checkpoint
-from bowline.nn.tree.sharding import is_dtensor, local_part
+from bowline.nn.tree.sharding import local_part
 from tests.distributed.models import RATE, TENSOR_PARALLEL, built, trained
 
 

@@ -66,7 +66,7 @@ def test_shards_are_saved_as_a_checkpoint_for_everybody(
     saved = place / "saved" / name
     assert processes[0]["saved"][name] == processes[1]["saved"][name]
     assert "model.safetensors.index.json" in processes[0]["saved"][name]
-    again: Any = other(name)
+    again: Any = other(name).double()
     load_checkpoint(again, saved)
     expected: Any = built(name)
     logits = [model.eval()(input_ids=BATCHES[0], labels=BATCHES[0]).logits for model in (again, expected)]

@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from bowline.errors import TieError, UsageError
+from bowline.functional.row_shard import is_dtensor
 from bowline.nn.guards.replicas import checksum
 from bowline.nn.ties.optimizer_groups import expect_groups
-from bowline.nn.tree.sharding import is_dtensor, local_part, placed_alike, placement_of
+from bowline.nn.tree.sharding import local_part, placed_alike, placement_of
 from bowline.nn.tree.slots import slots
 from bowline.nn.tree.storages import overlapping
 from bowline.nn.tree.unique_parameters import unique_parameters

@@ -11,11 +11,11 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 
 from bowline.errors import TieError, UsageError
+from bowline.functional.row_shard import is_dtensor
 from bowline.nn.ties import optimizer_groups
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.shared_parameters import find_ties
 from bowline.nn.ties.tie_check import check_ties
-from bowline.nn.tree.sharding import is_dtensor
 from bowline.nn.tree.slots import Slot, expect_module, slots
 from bowline.tie import Tie
 

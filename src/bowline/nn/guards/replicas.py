@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import distributed
 
-from bowline.nn.tree.sharding import is_dtensor
+from bowline.functional.row_shard import is_dtensor
 
 __all__ = ["checksum", "compared_across"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from bowline.errors import CheckpointError
-from bowline.nn.tree.sharding import is_dtensor
+from bowline.functional.row_shard import is_dtensor
 
 __all__ = ["first_writes"]
 

@@ -17,6 +17,7 @@ from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.checkpoint.formats.wrapper_names import added_parts, strip_name
 from bowline.checkpoint.weights import UNSEEN
 from bowline.errors import CheckpointError, TieError, UsageError
+from bowline.functional.row_shard import is_dtensor
 from bowline.nn.config.live_config import flag_of
 from bowline.nn.state.garbage_collection import without_collections
 from bowline.nn.state.load_inventory import survey
@@ -27,7 +28,6 @@ from bowline.nn.state.tensor_names import is_transformers_model, restored_conver
 from bowline.nn.state.torchao_tables import table_parts
 from bowline.nn.ties.conflict_policy import ConflictOrUntie
 from bowline.nn.ties.tensor_comparison import is_plain
-from bowline.nn.tree.sharding import is_dtensor
 from bowline.nn.tree.slots import Slot, slots
 
 __all__ = ["load_checkpoint"]

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from bowline.errors import CheckpointError, TieError, UsageError
+from bowline.functional.row_shard import is_dtensor
 from bowline.nn.config.head_scaling import follows_flag, head_scale
 from bowline.nn.state.load_inventory import LoadInventory, survey
 from bowline.nn.state.tie_conflicts import Resolution, resolve_ties
@@ -22,7 +23,7 @@ from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.module_sizes import fit_sizes, tell_transformers
 from bowline.nn.ties.tensor_comparison import is_plain
 from bowline.nn.ties.untying import separate
-from bowline.nn.tree.sharding import is_dtensor, spread_like
+from bowline.nn.tree.sharding import spread_like
 from bowline.nn.tree.slots import Slot, expect_module, slots
 from bowline.nn.tree.storages import knots, overlapping
 from bowline.tie import Tie

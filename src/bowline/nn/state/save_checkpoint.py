@@ -18,6 +18,7 @@ from torch import nn
 from bowline.checkpoint.durable.publication import publishing
 from bowline.checkpoint.durable.shards import Payload, parse_size, write_shards
 from bowline.errors import CheckpointError, ConfigError, TieError, UsageError
+from bowline.functional.row_shard import is_dtensor
 from bowline.nn.config.head_scaling import follows_flag, head_scale
 from bowline.nn.config.live_config import write
 from bowline.nn.state.gathering import first_writes
@@ -27,7 +28,7 @@ from bowline.nn.state.tensor_names import is_transformers_model, to_disk, unwrap
 from bowline.nn.state.torch_dtypes import NAMES
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.tensor_comparison import is_plain
-from bowline.nn.tree.sharding import is_dtensor, local_part
+from bowline.nn.tree.sharding import local_part
 from bowline.nn.tree.slots import slots
 from bowline.nn.tree.table_slots import SharedTable
 

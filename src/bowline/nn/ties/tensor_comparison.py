@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bowline.nn.tree.sharding import is_dtensor, local_part, placed_alike
+from bowline.functional.row_shard import is_dtensor
+from bowline.nn.tree.sharding import local_part, placed_alike
 from bowline.nn.tree.storages import PLAIN, extent, overlap
 from bowline.tie import TieState
 

@@ -10,13 +10,14 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from bowline.errors import TieError
+from bowline.functional.row_shard import is_dtensor
 from bowline.nn.ties import optimizer_groups
 from bowline.nn.ties.declared_ties import Ties, as_ties, declared_ties
 from bowline.nn.ties.ends import holds
 from bowline.nn.ties.module_sizes import stated_sizes
 from bowline.nn.ties.tensor_comparison import difference, is_plain, state_of
 from bowline.nn.ties.tie_report import Remark, TieCheck, TieReport
-from bowline.nn.tree.sharding import fsdp_records, is_dtensor, placed_alike, placement_of
+from bowline.nn.tree.sharding import fsdp_records, placed_alike, placement_of
 from bowline.nn.tree.slots import Slot, slot
 from bowline.nn.tree.table_slots import TableSlot, is_head, tie_ends
 from bowline.tie import Tie, TieState

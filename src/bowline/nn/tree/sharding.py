@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["fsdp_records", "is_dtensor", "local_part", "placed_alike", "placement_of", "spread_like"]
+from bowline.functional.row_shard import is_dtensor
 
-
-def is_dtensor(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is spread over a mesh of processes. Imports nothing: a DTensor's class is loaded already."""
-    loaded: Any = sys.modules.get("torch.distributed.tensor")
-    return loaded is not None and isinstance(tensor, loaded.DTensor)
+__all__ = ["fsdp_records", "local_part", "placed_alike", "placement_of", "spread_like"]
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
