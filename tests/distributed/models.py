@@ -38,6 +38,7 @@ WIDTHS: Mapping[str, Any] = {
 BERT: Mapping[str, Any] = {**WIDTHS, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 T5: Mapping[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0}
 LLAMA: Mapping[str, Any] = {**WIDTHS, "num_key_value_heads": 2, "pad_token_id": 0}
+ONE_HEAD: Mapping[str, Any] = {"num_attention_heads": 1, "num_key_value_heads": 1}
 OPT: Mapping[str, Any] = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -91,9 +92,12 @@ TENSOR_PARALLEL: Mapping[str, Callable[[], nn.Module]] = {
         decoder_start_token_id=0,
         **T5,
     ),
+    "llama with one head": partial(
+        of_transformers, "LlamaForCausalLM", "LlamaConfig", tie_word_embeddings=True, **{**LLAMA, **ONE_HEAD}
+    ),
     "opt": partial(of_transformers, "OPTForCausalLM", "OPTConfig", **OPT),
 }
-"""Those, and classes of transformers that state no plan."""
+"""Those, classes of transformers that state no plan, and a model whose one head two processes cannot share."""
 _DRAWN = torch.Generator().manual_seed(1)
 BATCHES = [torch.randint(1, VOCABULARY, (4, 8), generator=_DRAWN) for _ in range(STEPS)]
 """One batch a step, of four rows: the processes of data parallelism share them out."""
