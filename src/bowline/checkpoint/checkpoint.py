@@ -133,7 +133,7 @@ def checkpoints_at(path: str | os.PathLike[str]) -> tuple[Path, ...]:
 
 
 def _models_in(directory: Path) -> tuple[bool, list[Path]]:
-    """Whether a directory holds weights in other formats, and the GGUF, ONNX and pt2 files in it: a model each."""
+    """The GGUF, ONNX and pt2 files of a directory, each a model; and whether it has weights in other formats too."""
     try:
         names = sorted(os.listdir(directory))  # noqa: PTH208 - as the names that holds_weights takes
     except OSError:  # opening it says so

@@ -84,8 +84,7 @@ class _File:
 
 
 def is_weight_file(name: str) -> bool:
-    """Whether a file of this name can hold tensors: `*.safetensors`, `*.bin`, `*.gguf`, `*.onnx`
-    or `*.pt2`."""
+    """Whether a file of this name can hold tensors, by its suffix."""
     return name.endswith((".safetensors", ".bin", GGUF_SUFFIX, *GRAPH_SUFFIXES))
 
 

@@ -313,7 +313,7 @@ class PipelineTie:
         return total if largest else total ** (1.0 / norm_type)
 
     def _device(self, parameters: Sequence[torch.Tensor]) -> torch.device:
-        """Where this rank communicates: a stage without a gradient has a device too."""
+        """The device on which this rank communicates, whether or not its stage has gradients."""
         for tensor in (*parameters, *(each for module in self._modules for each in module.parameters())):
             return tensor.device
         usual = torch.accelerator.current_accelerator()
@@ -376,7 +376,7 @@ class _Description:
 
     @property
     def seen(self) -> str:
-        """What has to agree, in words."""
+        """What all copies must have in common, in words."""
         frozen = "" if self.trainable else ", frozen"
         local, start = self.part
         part = "" if local == self.shape else f", of which {local} from {start}"
@@ -389,7 +389,7 @@ class _Description:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What a rank tells the others when the tie is made."""
+    """The message of one rank to the others while the tie is made: its copies, or its fault."""
 
     rank: int
     names: tuple[str, ...]

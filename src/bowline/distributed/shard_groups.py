@@ -1,4 +1,4 @@
-"""Which modules to hand to `fully_shard` together, so that every tie is sharded as one parameter."""
+"""Groups the modules of a model for `fully_shard`, so that every tie is sharded as one parameter."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _layers(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _shares(model: nn.Module, inside: set[nn.Module]) -> bool:
-    """Whether a module outside holds a parameter that one of these holds too."""
+    """Whether these modules share a parameter with a module outside them."""
     held: set[torch.Tensor] = {parameter for module in inside for parameter in module.parameters(recurse=False)}
     return any(
         parameter in held

@@ -22,7 +22,7 @@ from bowline.tie import Tie
 __all__ = ["check_before_sharding"]
 
 Fault = tuple[str, str]
-"""What was seen and expected, and the line to change."""
+"""A message (what was seen and expected), and the line of code that mends the fault."""
 BY_GROUPS = "for group in bowline.shard_groups(model): fully_shard(group, mesh=mesh)"
 BY_ROWS, BY_COLUMNS = "its rows", "its columns"
 
@@ -158,7 +158,7 @@ def _plan_of_names(model: nn.Module, ties: Sequence[Tie], plan: Mapping[Any, Any
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a plan's pattern names the module: each `*` stands for one part of the name, as in torch."""
+    """Whether the name of a module fits a plan's pattern, in which each `*` stands for one part, as in torch."""
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(fnmatch.fnmatchcase(*pair) for pair in zip(parts, wanted, strict=True))
 
@@ -195,7 +195,7 @@ def _description(held: Slot | None) -> tuple[Any, ...]:
 
 
 def _from_all_processes(faults: Sequence[Fault], description: Sequence[Any]) -> list[Fault]:
-    """What other processes found, and where their ties differ from the first's; every process has to come here."""
+    """The faults of other processes, and the first difference between their ties. Every process has to call this."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return []
     everyone: list[Any] = [None] * distributed.get_world_size()

@@ -38,8 +38,8 @@ def compared_across(group: Group, tensors: Sequence[torch.Tensor | None]) -> lis
     """For each tensor, `None` if every process of the group has it with the same bits, or what is wrong.
 
     `None` in place of a tensor says that this process has no such tensor. A DTensor is compared only in that every
-    process has it, since each holds other rows. Every process of the group has to come here; two numbers a tensor are
-    sent.
+    process has it, since each holds other rows. Every process of the group has to call this, and sends two numbers for
+    each tensor.
     """
     device = next((tensor.device for tensor in tensors if tensor is not None), torch.device("cpu"))
     numbers = torch.zeros(len(tensors), 2, dtype=torch.int64, device=device)

@@ -42,7 +42,7 @@ class GraphModel:
     """Further tables of look-ups that have the table's shape."""
     heads: tuple[Head, ...]
     scaling: Mapping[str, Scaling]
-    """How the codes of a tensor become numbers."""
+    """For each tensor of codes, the scale and the zero point that turn them into numbers."""
     coded: Mapping[str, int]
     """The stored bytes of the tensors whose numbers are varints."""
     opaque: frozenset[str]
@@ -117,7 +117,7 @@ def _as_rows(tensor: StoredTensor, use: Use, uses: Uses) -> StoredTensor | None:
 
 
 def _fits(tensor: StoredTensor, scaling: Scaling, uses: Uses) -> bool:
-    """Whether there is one scale (and zero point) for the matrix, or one for each row or column."""
+    """Whether the matrix has one scale (and zero point), or one for each row or column; otherwise it is not read."""
     scale = uses.tensors[scaling.scale]
     zero = uses.tensors[scaling.zero_point] if scaling.zero_point is not None else None
     for one in (scale, zero):
