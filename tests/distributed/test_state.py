@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def test_shards_are_saved_as_a_checkpoint_for_everybody(
     saved = place / "saved" / name
     assert processes[0]["saved"][name] == processes[1]["saved"][name]
     assert "model.safetensors.index.json" in processes[0]["saved"][name]
+    assert json.loads((saved / "config.json").read_text())["architectures"] == [type(other(name)).__name__]
     again: Any = other(name).double()
     load_checkpoint(again, saved)
     expected: Any = built(name)

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from bowline.auditing import audit
-from bowline.errors import UsageError
 from bowline.train import Trainer
-from bowline.train.loop.processes import Processes
 from tests.torchrun import under_torchrun
 from tests.train.ddp_worker import OPTIONS
 from tests.train.runs import Counting, run, settings, tiny
@@ -89,13 +87,3 @@ def test_the_command_trains_one_model_and_says_so_once(tmp_path: Path) -> None:
     assert audit(out).clean
     records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 3]
-
-
-def test_batches_that_cannot_be_shared_out_are_refused() -> None:
-    two = Processes()
-    two.count = 2
-    assert list(two.share(4)) == [0, 2]
-    message = r"accumulation=3 on 2 processes: expected a multiple of 2.*accumulation=2"
-    with pytest.raises(UsageError, match=message) as caught:
-        two.share(3)
-    assert caught.value.argument == "accumulation"

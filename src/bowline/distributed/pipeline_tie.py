@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from bowline.distributed.gradient_norm import clip_by_norm, gradient_norm
 from bowline.errors import TieError, UsageError
 from bowline.functional.row_shard import is_dtensor
 from bowline.nn.guards.replicas import checksum
@@ -201,9 +200,9 @@ class PipelineTie:
             tie._sum_if_fresh()
         given = [parameter for parameter in unique_parameters(parameters) if parameter.grad is not None]
         again = {id(weight) for tie in ties for weight in tie._counted_elsewhere()}
-        norm = self._norm([parameter for parameter in given if id(parameter) not in again], norm_type)
-        for some in _by_mesh(given):
-            clip_grads_with_norm_(some, max_norm, norm)
+        counted = [parameter for parameter in given if id(parameter) not in again]
+        norm = gradient_norm(counted, norm_type, group=self.group, device=self._device(counted))
+        clip_by_norm(given, max_norm, norm)
         for tie in ties:
             for weight in tie._weights():
                 _mark(weight)
@@ -298,20 +297,6 @@ class PipelineTie:
         return weights[1:] if distributed.get_rank() == self._source_rank else weights
 
     @torch.no_grad()
-    def _norm(self, parameters: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
-        """The norm of the gradients over all ranks of the pipeline, in float32."""
-        largest = math.isinf(norm_type)
-        total = torch.zeros((), dtype=torch.float32, device=self._device(parameters))
-        for some in _by_mesh(parameters):
-            norm: Any = get_total_norm([parameter.grad for parameter in some if parameter.grad is not None], norm_type)
-            if is_dtensor(norm):
-                norm = norm.full_tensor()
-            norm = norm.to(device=total.device, dtype=total.dtype)
-            total = torch.maximum(total, norm) if largest else total + norm**norm_type
-        operation = distributed.ReduceOp.MAX if largest else distributed.ReduceOp.SUM
-        distributed.all_reduce(total, op=operation, group=self.group)
-        return total if largest else total ** (1.0 / norm_type)
-
     def _device(self, parameters: Sequence[torch.Tensor]) -> torch.device:
         """The device on which this rank communicates, whether or not its stage has gradients."""
         for tensor in (*parameters, *(each for module in self._modules for each in module.parameters())):
@@ -578,12 +563,3 @@ def _mark(weight: nn.Parameter) -> None:
 def _version(grad: torch.Tensor) -> tuple[int, int]:
     """Changes with each accumulation in place, which torch counts in a DTensor and not in its local part."""
     return grad._version, local_part(grad)._version
-
-
-def _by_mesh(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Groups of parameters whose gradients stand on one mesh; torch mixes no others."""
-    groups: dict[Any, list[torch.Tensor]] = {}
-    for parameter in parameters:
-        grad: Any = parameter.grad
-        groups.setdefault(grad.device_mesh if is_dtensor(grad) else None, []).append(parameter)
-    yield from groups.values()

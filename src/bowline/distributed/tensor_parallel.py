@@ -6,16 +6,17 @@ import fnmatch
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from bowline.distributed.sharding_check import check_before_sharding
 from bowline.errors import TieError, UsageError
+from bowline.functional.row_shard import is_dtensor
 from bowline.nn.modules.tied_loss import TiedLoss, use_tied_loss
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.shared_parameters import find_ties
 from bowline.nn.ties.tie_check import check_ties
+from bowline.nn.tree.sharding import placement_of
 from bowline.nn.tree.slots import Slot, expect_module, slots
 from bowline.nn.tree.table_slots import is_lookup
 from bowline.tie import Tie
@@ -85,7 +86,8 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> TiedLoss:
     Attention is split where every process gets whole heads, and stays whole otherwise.
 
     Raises:
-        TieError: a tie that does not hold, a vocabulary with fewer rows than processes, processes that disagree.
+        TieError: a tie that does not hold, a vocabulary with fewer rows than processes, processes that disagree, or a
+            model that is sharded already.
         UsageError: a mesh of several dimensions, or a model without a head that `use_tied_loss` can take.
     """
     if getattr(mesh, "ndim", None) != 1:
@@ -99,6 +101,12 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> TiedLoss:
 
     check_before_sharding(model, mesh)
     ends = _ends(model)
+    for name, end in ends.items():
+        if is_dtensor(end.tensor):
+            raise TieError(
+                f"{name}: is {placement_of(end.tensor)} already, expected a whole matrix",
+                help="call apply_tensor_parallel once, and before fully_shard",
+            )
     plan = tensor_parallel_plan(model)
     for name in ends:
         plan.pop(name.rpartition(".")[0], None)
@@ -191,13 +199,22 @@ def _unsplit_attention(model: nn.Module, processes: int) -> bool:
 
 
 def _sum_gradients(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Sums the gradients of parameters that each process uses for its own heads."""
-    group = mesh.get_group()
+    """Sums the gradients of parameters that each process uses for its own heads.
 
-    def summed(gradient: torch.Tensor) -> torch.Tensor:
-        total = gradient.clone()
-        torch.distributed.all_reduce(total, group=group)
-        return total
+    During the forward pass the module finds, in place of each parameter, a tensor whose gradient is summed. A hook of
+    the parameter itself would be lost when `fully_shard` replaces the parameter.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Replicate
 
-    for parameter in module.parameters():
-        parameter.register_hook(summed)
+    def before(module: nn.Module, arguments: object) -> None:
+        for name, parameter in module.named_parameters(recurse=False):
+            whole = DTensor.from_local(parameter, mesh, [Replicate()], run_check=False)
+            module.__dict__[name] = whole.to_local(grad_placements=[Partial()])
+
+    def after(module: nn.Module, arguments: object, output: object) -> None:
+        for name in module._parameters:
+            module.__dict__.pop(name, None)
+
+    for part in module.modules():
+        part.register_forward_pre_hook(before)
+        part.register_forward_hook(after, always_call=True)

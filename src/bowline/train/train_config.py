@@ -13,6 +13,7 @@ from typing import Any, Self
 from bowline.checkpoint.formats.strict_json import loads
 from bowline.errors import UsageError
 from bowline.recipes import RECIPES
+from bowline.train.loop.mesh_sizes import PARALLEL
 from bowline.train.loop.trainer_settings import MAY_DIFFER, TrainerSettings
 from bowline.train.presets import FAMILIES, HEAD_BIASES, SIZES, Preset, preset
 
@@ -59,7 +60,7 @@ class TrainConfig:
         batch_size: inputs per batch.
         device: cpu, cuda.
         steps, learning_rate, embedding_rate, min_learning_rate, warmup_steps, weight_decay, clip, accumulation, bf16,
-            activation_checkpointing, compile, seed, log_every, evaluate_every, save_every, keep: see
+            activation_checkpointing, compile, parallel, mesh, seed, log_every, evaluate_every, save_every, keep: see
             `TrainerSettings`. `seed` also determines the initial weights and the order of the text.
 
     Raises:
@@ -143,6 +144,14 @@ class TrainConfig:
         default=False, metadata={"help": "Recompute activations in the backward pass: less memory, more time."}
     )
     compile: bool = field(default=False, metadata={"help": "Compile the model with torch.compile."})
+    parallel: str | None = field(
+        default=None,
+        metadata={"help": "How the processes of torchrun share the work; by default ddp.", "choices": PARALLEL},
+    )
+    mesh: str | None = field(
+        default=None,
+        metadata={"help": "A combination, with the processes along each dimension: fsdp=2,tp=2.", "metavar": "SIZES"},
+    )
     seed: int = field(default=0, metadata={"help": "Seed for the initial weights, the order of the text, and dropout."})
     log_every: int = field(default=10, metadata={"help": "Steps between log records."})
     evaluate_every: int = field(default=100, metadata={"help": "Steps between held-out evaluations."})

@@ -20,6 +20,7 @@ from typing import Any
 from bowline.checkpoint.durable.file_creation import cannot_write
 from bowline.checkpoint.durable.publication import publishing
 from bowline.errors import CheckpointError
+from bowline.functional.row_shard import is_dtensor
 from bowline.models import PreTrainedModel
 from bowline.models.common.from_pretrained import checked_device
 from bowline.models.text_generation import GENERATION
@@ -203,18 +204,25 @@ def train(
             on_plan(Plan(config=config, text=text, model=model, batches=batches))
         trainer = Trainer(model, batches, config.settings(), out=place, resume=resume, log=log, on_step=on_step)
         result = trainer.train()
-        if processes.first:
-            settle_biases(model)
-            try:
-                text.tokenizer.save(place)
-                if config.family in ("gpt2", "lstm"):
-                    ends = {name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id")}
-                    (place / GENERATION).write_text(json.dumps({**ends, **SAMPLING}, indent=2) + "\n")
+        settle_biases(model)
+        spread = any(map(is_dtensor, model.parameters()))
+        try:
+            if processes.first:
+                _save_beside(place, text.tokenizer, model)
+            if processes.first or spread:
                 model.eval().save_pretrained(place)
-            except (OSError, CheckpointError) as error:
-                raise _kept(place, error) from error
+        except (OSError, CheckpointError) as error:
+            raise _kept(place, error) from error
         processes.total([0.0])
     return TrainedRun(directory=place, result=result)
+
+
+def _save_beside(place: Path, tokenizer: TextTokenizer, model: PreTrainedModel) -> None:
+    """Save what a model directory holds beside config and weights."""
+    tokenizer.save(place)
+    if model.config.model_type in ("gpt2", "lstm"):
+        ends = {name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id")}
+        (place / GENERATION).write_text(json.dumps({**ends, **SAMPLING}, indent=2) + "\n")
 
 
 def _kept(place: Path, error: OSError | CheckpointError) -> CheckpointError:

@@ -10,11 +10,13 @@ from torch import distributed
 
 from bowline.errors import CheckpointError
 from bowline.functional.row_shard import is_dtensor
+from bowline.nn.tree.sharding import whole_tensor
 
-__all__ = ["first_writes"]
+__all__ = ["Whole", "first_writes"]
 
 Result = TypeVar("Result")
 Whole = Callable[[str], torch.Tensor]
+"""Gives the tensor of a name as one whole tensor."""
 GATHER, DONE, FAILED = "gather", "done", "failed"
 
 
@@ -63,6 +65,4 @@ def _tell(kind: str, content: Any) -> None:
 
 @torch.no_grad()
 def _gathered(tensor: torch.Tensor) -> torch.Tensor:
-    spread: Any = tensor
-    gathered: torch.Tensor = spread.full_tensor()
-    return gathered
+    return whole_tensor(tensor)

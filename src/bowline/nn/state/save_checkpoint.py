@@ -28,7 +28,7 @@ from bowline.nn.state.tensor_names import is_transformers_model, to_disk, unwrap
 from bowline.nn.state.torch_dtypes import NAMES
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.tensor_comparison import is_plain
-from bowline.nn.tree.sharding import local_part
+from bowline.nn.tree.sharding import class_name, local_part
 from bowline.nn.tree.slots import slots
 from bowline.nn.tree.table_slots import SharedTable
 
@@ -201,7 +201,7 @@ def _write_config(
         _write_transformers(model, config, stage)
     elif config is not None and callable(getattr(config, "save_pretrained", None)):
         if hasattr(config, "architectures"):
-            write(config, "architectures", [type(model).__name__])
+            write(config, "architectures", [class_name(model)])
         if hasattr(config, "dtype"):
             write(config, "dtype", str(next(model.parameters()).dtype).removeprefix("torch."))
         config.save_pretrained(stage)
@@ -247,7 +247,7 @@ def _check_scale(model: nn.Module, flag: bool) -> None:
 
 def _write_transformers(model: nn.Module, config: Any, stage: Path) -> None:
     """As `save_pretrained` does: the class, the dtype, how to generate, and the code of a model from the Hub."""
-    config.architectures = [type(model).__name__]
+    config.architectures = [class_name(model)]
     config.dtype = str(model.dtype).removeprefix("torch.")
     if getattr(model, "_auto_class", None) is not None:
         from transformers.dynamic_module_utils import custom_object_save

@@ -9,7 +9,19 @@ from torch import nn
 
 from bowline.functional.row_shard import is_dtensor
 
-__all__ = ["fsdp_records", "local_part", "placed_alike", "placement_of", "spread_like"]
+__all__ = ["class_name", "fsdp_records", "local_part", "placed_alike", "placement_of", "spread_like", "whole_tensor"]
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of the module's class; that of a class which `fully_shard` derived is the name of the class before.
+
+    Example:
+        >>> class_name(nn.Linear(2, 2))
+        'Linear'
+    """
+    kind = type(module)
+    derived = hasattr(kind, "_get_fsdp_state") and len(kind.__bases__) > 1
+    return kind.__bases__[-1].__name__ if derived else kind.__name__
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -57,6 +69,24 @@ def spread_like(value: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
         moved, mesh, placements, run_check=False, shape=value.shape, stride=spread.stride()
     )
     return made
+
+
+def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor gathered from all processes of its mesh, which all have to call this; or the tensor itself.
+
+    Dimension by dimension, because torch logs a warning about gathering along two at once.
+    """
+    if not is_dtensor(tensor):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    spread: Any = tensor
+    placements = list(spread.placements)
+    for dimension in range(len(placements)):
+        placements[dimension] = Replicate()
+        spread = spread.redistribute(placements=placements)
+    whole: torch.Tensor = spread.to_local()
+    return whole
 
 
 def placed_alike(one: torch.Tensor, other: torch.Tensor) -> bool:

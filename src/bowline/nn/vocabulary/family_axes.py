@@ -14,6 +14,7 @@ from bowline.errors import TieError
 from bowline.families.quirks import quirks_of
 from bowline.families.stored_vocabulary import PER_LAYER, any_layer
 from bowline.families.transformers_table import ArchitectureFacts, Declared, load_table
+from bowline.nn.tree.sharding import class_name
 from bowline.nn.tree.slots import Slot, slot
 
 __all__ = ["KnownPart", "known_parts"]
@@ -160,7 +161,7 @@ def _part(
     if quirks.prompt_rows and isinstance(stated, int):
         longer = {name: int(known[name].tensor.shape[axis]) - stated for name, axis in axes.items()}
     per_layer = {name: axis for key, names in others.items() if key.endswith(PER_LAYER) for name, axis in names.items()}
-    exact = type(module).__name__ == architecture.name
+    exact = class_name(module) == architecture.name
     return KnownPart(prefix, module, path, axes, longer, per_layer, others, same, quirks.hashes_ids, exact)
 
 

@@ -13,13 +13,15 @@ whose steps are proportional to the weights (Shazeer and Stern, 2018). `embeddin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from bowline.errors import UsageError
+from bowline.functional.row_shard import is_dtensor
 from bowline.nn.config.head_scaling import head_scale
 from bowline.nn.ties.optimizer_groups import group_of
 from bowline.nn.ties.shared_parameters import find_ties
@@ -111,9 +113,19 @@ def adamw(groups: Groups, settings: TrainerSettings) -> AdamW:
     for parameters, decay in ((groups.decayed, settings.weight_decay), (groups.plain, 0.0)):
         for rate in sorted({groups.rates.get(name, 1.0) for name in parameters}):
             params = [each for each in parameters.items() if groups.rates.get(each[0], 1.0) == rate]
-            parts.append({"params": params, "weight_decay": decay / rate, "rate": rate})
+            for some in _by_mesh(params):
+                parts.append({"params": some, "weight_decay": decay / rate, "rate": rate})
     floating = all(parameter.is_floating_point() for group in parts for _, parameter in group["params"])  # type: ignore[attr-defined]
     return AdamW(parts, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=floating)
+
+
+def _by_mesh(params: list[tuple[str, nn.Parameter]]) -> Iterable[list[tuple[str, nn.Parameter]]]:
+    """The parameters of each mesh of processes, and those that are whole: a fused step mixes no others."""
+    meshes: dict[Any, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in params:
+        held: Any = parameter
+        meshes.setdefault(held.device_mesh if is_dtensor(parameter) else None, []).append((name, parameter))
+    return meshes.values()
 
 
 def untie(model: nn.Module, optimizer: Optimizer) -> None:

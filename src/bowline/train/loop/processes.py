@@ -1,4 +1,4 @@
-"""The processes of one distributed run: sharing out batches, and sums that all processes wait for."""
+"""The processes of one distributed run, and sums that all of them wait for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import distributed
-
-from bowline.errors import UsageError
 
 __all__ = ["Processes", "is_first", "joined"]
 
@@ -36,21 +34,6 @@ class Processes:
     def first(self) -> bool:
         """True for the process that writes files."""
         return self.rank == 0
-
-    def share(self, accumulation: int) -> range:
-        """Return the numbers of this process's batches in a step.
-
-        Raises:
-            UsageError: the batches of a step cannot be shared out evenly.
-        """
-        if accumulation % self.count:
-            raise UsageError(
-                f"accumulation={accumulation} on {self.count} processes: expected a multiple of {self.count}, "
-                "because it counts the batches of one step on all processes together",
-                help=f"accumulation={self.count * max(1, accumulation // self.count)}",
-                argument="accumulation",
-            )
-        return range(self.rank, accumulation, self.count)
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Return the sums over all processes, in float64; every process waits for all others."""

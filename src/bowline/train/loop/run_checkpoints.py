@@ -28,8 +28,11 @@ from bowline.checkpoint.formats.safetensors_writer import Payload, write_payload
 from bowline.checkpoint.formats.strict_json import loads
 from bowline.checkpoint.places.closeable import Closing
 from bowline.errors import BowlineError, CheckpointError, UsageError
+from bowline.functional.row_shard import is_dtensor
+from bowline.nn.state.gathering import Whole
 from bowline.nn.state.mapped_tensors import stored_tensor
 from bowline.nn.state.torch_dtypes import NAMES
+from bowline.nn.tree.sharding import spread_like
 from bowline.train.loop.directory_lock import locked
 from bowline.wording import listed
 
@@ -96,7 +99,7 @@ class Saved:
                 help="resume with the model that was trained, or start a new run in another directory",
             )
         for name, tensor in held.items():
-            tensor.copy_(stored[name])
+            tensor.copy_(spread_like(stored[name], tensor) if is_dtensor(tensor) else stored[name])
         named = {name: parameter for name, parameter in held.items() if isinstance(parameter, nn.Parameter)}
         optimizer.state.clear()
         for name, tensor in moments.items():
@@ -104,7 +107,8 @@ class Saved:
             if parameter not in named:
                 raise CheckpointError(f"{self.directory / OPTIMIZER}: {name}: the model has no such parameter")
             own = named[parameter]
-            optimizer.state[own][key] = tensor.clone().to(own.device)
+            alike = tensor.shape == own.shape
+            optimizer.state[own][key] = _as_held(tensor, own) if alike else tensor.clone().to(own.device)
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """Return the tensors of the file `name`."""
@@ -144,8 +148,21 @@ class Checkpoints(Closing):
     def close(self) -> None:
         self._lock.close()
 
-    def save(self, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> Path:
+    def save(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        moments: Mapping[str, torch.Tensor],
+        state: Mapping[str, Any],
+        whole: Whole | None = None,
+    ) -> Path:
         """Write the checkpoint of `state["step"]`, then remove all but the newest `keep`.
+
+        Args:
+            tensors: those of the model.
+            moments: those of the optimizer.
+            state: see `Saved`.
+            whole: gathers the tensor of a name from all processes (`bowline.nn.state.gathering`); by default each
+                tensor is whole.
 
         Raises:
             CheckpointError: it cannot be written; earlier checkpoints are unchanged.
@@ -153,8 +170,8 @@ class Checkpoints(Closing):
         path = self._path(state["step"])
         with publishing(path, replaces=lambda name: True) as stage:
             try:
-                _write(stage / MODEL, model_tensors(model))
-                _write(stage / OPTIMIZER, optimizer_tensors(model, optimizer))
+                _write(stage / MODEL, tensors, whole)
+                _write(stage / OPTIMIZER, moments, whole)
                 fill(create(stage / STATE), json.dumps(state, indent=1).encode() + b"\n", 0o644)
             except OSError as error:
                 raise cannot_write(path, error) from error
@@ -199,16 +216,22 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, torch
     }
 
 
-def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def _as_held(stored: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    """A stored tensor as a copy on the device of `held`, and spread over the processes as that is."""
+    return spread_like(stored, held) if is_dtensor(held) else stored.clone().to(held.device)
+
+
+def _write(path: Path, tensors: Mapping[str, torch.Tensor], whole: Whole | None) -> None:
+    payloads = [_payload(name, tensor, whole or tensors.__getitem__) for name, tensor in tensors.items()]
     with os.fdopen(create(path), "wb") as file:
-        write_payloads(file, [_payload(name, tensor) for name, tensor in tensors.items()], {"format": "pt"})
+        write_payloads(file, payloads, {"format": "pt"})
         file.flush()
         os.fsync(file.fileno())
 
 
-def _payload(name: str, tensor: torch.Tensor) -> Payload:
+def _payload(name: str, tensor: torch.Tensor, whole: Whole) -> Payload:
     def data() -> Any:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        flat = whole(name).detach().cpu().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy() if flat.numel() else b""
 
     return Payload(name=name, dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)

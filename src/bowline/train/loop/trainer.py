@@ -22,10 +22,12 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
+from bowline.distributed.gradient_norm import clip_by_norm, gradient_norm
 from bowline.errors import CheckpointError, UsageError
 from bowline.functional.kernels.half_precision_emulation import wide_products
 from bowline.functional.loss import resources
 from bowline.nn.modules.gradient_split import GradientSplit
+from bowline.nn.state.gathering import Whole, first_writes
 from bowline.nn.tree.slots import expect_module
 from bowline.train.loop.adamw import adamw, decay_groups, untie
 from bowline.train.loop.allocator import kept_memory
@@ -33,8 +35,16 @@ from bowline.train.loop.batches import Batch, Batches, count_labels, count_token
 from bowline.train.loop.interrupt import Interrupt
 from bowline.train.loop.learning_rate import learning_rate_at
 from bowline.train.loop.observations import diverged, peak_memory, split_of_gradient, tie_state
+from bowline.train.loop.parallelism import Parallelism, gathered_no_more
 from bowline.train.loop.processes import Processes, joined
-from bowline.train.loop.run_checkpoints import Checkpoints, Saved, newest, steps_in
+from bowline.train.loop.run_checkpoints import (
+    Checkpoints,
+    Saved,
+    model_tensors,
+    newest,
+    optimizer_tensors,
+    steps_in,
+)
 from bowline.train.loop.run_log import Log, Record
 from bowline.train.loop.trainer_settings import MAY_DIFFER, TrainerSettings
 
@@ -58,6 +68,7 @@ class RunState:
     """The state of one run, from its first step, or the step from which it resumes, to its last."""
 
     processes: Processes
+    parallel: Parallelism
     share: range
     """The numbers of this process's batches in a step."""
     optimizer: AdamW
@@ -207,17 +218,17 @@ class Trainer:
                 with nullcontext() if at == len(mine) - 1 else self._without_sync():
                     with self._precision():
                         loss = loss_of(run.running(**self._moved(batch)))
-                    factor = share * run.processes.count  # the average over processes divides by it
+                    factor = share * run.parallel.replicas  # the average over processes divides by it
                     (loss if factor == 1.0 else loss * factor).backward()
                 losses.append(loss.detach() if share == 1.0 else loss.detach() * share)
             run.split = None if meter is None else meter.read()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in run.parameters if p.grad is not None])
+        norm = gradient_norm(run.parameters)
         if settings.clip and (self.device.type != "cpu" or norm.item() > settings.clip):
-            torch.nn.utils.clip_grads_with_norm_(run.parameters, settings.clip, norm)
+            clip_by_norm(run.parameters, settings.clip, norm)
         run.optimizer.step()
         run.optimizer.zero_grad(set_to_none=True)
         run.unread.append((sum(losses[1:], losses[0]), norm))
-        run.tokens += run.processes.count * sum(count_tokens(batch) for _, batch in mine)
+        run.tokens += run.parallel.replicas * sum(count_tokens(batch) for _, batch in mine)
 
     def _after_step(self) -> None:
         """Write records and checkpoints and evaluate, at the steps where each is due."""
@@ -245,15 +256,18 @@ class Trainer:
         """Make everything that a step needs, from the last checkpoint if there is one and `resume` is set."""
         settings = self.settings
         processes = stack.enter_context(joined(self.device))
-        share = processes.share(settings.accumulation)
+        parallel = Parallelism(processes, settings, self.device)
+        share = parallel.share(settings.accumulation)
         directory = None if self.out is None else self.out / "checkpoints"
         checkpoints = None
         if directory is not None and processes.first:
             checkpoints = stack.enter_context(Checkpoints(directory, settings.keep))
         saved = None if directory is None else self._saved(directory)
+        parallel.spread_out(self.model)
         self.groups = decay_groups(self.model, settings.embedding_rate)  # also of a model that is untied below
         run = self._state = RunState(
             processes=processes,
+            parallel=parallel,
             share=share,
             optimizer=adamw(self.groups, settings),
             checkpoints=checkpoints,
@@ -312,11 +326,15 @@ class Trainer:
         run.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         run.compiled = torch.compile(self.model) if self.settings.compile else self.model
         run.running = run.compiled
-        if run.processes.together:
+        if self._has_replicas():
             place = [self.device.index] if self.device.type == "cuda" else None
             run.running = nn.parallel.DistributedDataParallel(
                 run.compiled, device_ids=place, gradient_as_bucket_view=True
             )
+
+    def _has_replicas(self) -> bool:
+        """Whether DDP averages the gradients of several whole models."""
+        return self._run.processes.together and not self._run.parallel.spread
 
     def _unwrap(self) -> None:
         """Whoever holds this trainer holds no group of processes by it."""
@@ -330,7 +348,7 @@ class Trainer:
         run = self._run
         several = self.settings.accumulation > 1
         labelled = sum(count_labels(batch) for _, batch in mine) if several else 0
-        stop, total = run.processes.total([interrupt.seen is not None, labelled])
+        stop, total = run.parallel.total([interrupt.seen is not None, labelled])
         return stop > 0, total
 
     def _seed(self, micro: int) -> None:
@@ -356,7 +374,7 @@ class Trainer:
 
     def _without_sync(self) -> AbstractContextManager[Any]:
         run = self._run
-        return run.running.no_sync() if run.processes.together else nullcontext()
+        return run.running.no_sync() if self._has_replicas() else nullcontext()
 
     # --- after a step -------------------------------------------------------------------------------------------------
 
@@ -365,7 +383,7 @@ class Trainer:
         run = self._run
         if not run.unread:
             return
-        losses = run.processes.total(torch.stack([loss for loss, _ in run.unread]).double().tolist())
+        losses = run.parallel.total(torch.stack([loss for loss, _ in run.unread]).double().tolist())
         norms = torch.stack([norm for _, norm in run.unread]).tolist()
         run.unread.clear()
         begin = run.step - len(losses) + 1
@@ -416,21 +434,27 @@ class Trainer:
         self.model.eval()
         total: float = 0
         count: float = 0
-        for at, batch in enumerate(self.batches.held_out()):
-            if at % run.processes.count != run.processes.rank:
-                continue
-            labels = count_labels(batch)
+        batches = list(self.batches.held_out())
+        each, mine = run.parallel.replicas, run.parallel.replica
+        for first in range(0, len(batches), each):
+            others_only = first + mine >= len(batches)  # and all of a model that is spread out have to compute
+            if others_only and not run.parallel.spread:
+                break
+            batch = batches[first if others_only else first + mine]
+            labels = 0 if others_only else count_labels(batch)
             with self._precision(), self._products():
                 loss = loss_of(run.compiled(**self._moved(batch)))
             total, count = total + float(loss) * labels, count + labels
+        gathered_no_more(self.model)
         self.model.train()
-        total, count = run.processes.total([total, count])
+        total, count = run.parallel.total([total, count])
         return total / count if count else None
 
     def _save(self) -> None:
         """Write a checkpoint if checkpoints are wanted and this step has none yet."""
         run = self._run
-        if run.checkpoints is None or run.log is None or run.saved_at == run.step:
+        spread = run.parallel.spread and self.out is not None
+        if run.saved_at == run.step or not (spread or run.checkpoints is not None):
             return
         began = time.perf_counter()
         state = {
@@ -441,8 +465,18 @@ class Trainer:
             "before": run.before or [],
             "torch": torch.__version__,
         }
-        run.log.synchronise()
-        run.checkpoints.save(self.model, run.optimizer, state)
+        tensors, moments = model_tensors(self.model), optimizer_tensors(self.model, run.optimizer)
+
+        def write(whole: Whole | None = None) -> None:
+            assert run.log is not None
+            assert run.checkpoints is not None
+            run.log.synchronise()
+            run.checkpoints.save(tensors, moments, state, whole)
+
+        if spread:
+            first_writes({**tensors, **moments}, write)
+        else:
+            write()
         run.saved_at = run.step
         run.since += time.perf_counter() - began
 

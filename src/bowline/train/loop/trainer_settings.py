@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from bowline.errors import UsageError
+from bowline.train.loop.mesh_sizes import PARALLEL, stated_mesh
 
 __all__ = ["MAY_DIFFER", "TrainerSettings"]
 
-MAY_DIFFER = frozenset({"log_every", "save_every", "keep"})
-"""Settings that a resumed run may change: they affect what is written, but not the weights."""
+MAY_DIFFER = frozenset({"log_every", "save_every", "keep", "parallel", "mesh"})
+"""Settings that a resumed run may change: they affect what is written and where, but the weights only by rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,9 @@ class TrainerSettings:
         compile: compile the model with `torch.compile`.
         untie_at_step: the number of steps after which the head gets a copy as its own matrix
             (`bowline.nn.untie_weights`).
+        parallel: how the processes of `torchrun` share the work: "ddp" (as None; each has the whole model), "fsdp" (the
+            parameters are spread over the processes) or "tp" (the layers and the vocabulary are split).
+        mesh: a combination instead, with the number of processes along each dimension, such as "fsdp=2,tp=2".
         seed: the seed of dropout. The model and the batches have their own seeds.
         log_every: steps between records; the first step and the last have one too.
         evaluate_every: steps between evaluations on the held-out batches; the last step has one too.
@@ -64,6 +68,8 @@ class TrainerSettings:
     activation_checkpointing: bool = False
     compile: bool = False
     untie_at_step: int | None = None
+    parallel: str | None = None
+    mesh: str | None = None
     seed: int = 0
     log_every: int = 10
     evaluate_every: int = 100
@@ -85,6 +91,18 @@ class TrainerSettings:
         for name in ("bf16", "activation_checkpointing", "compile"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name}={getattr(self, name)!r:.60}: expected True or False", argument=name)
+        if self.parallel not in (None, *PARALLEL):
+            raise UsageError(
+                f"parallel={self.parallel!r:.60}: expected one of {', '.join(PARALLEL)}", argument="parallel"
+            )
+        if self.mesh is not None:
+            stated_mesh(self.mesh)
+            if self.parallel is not None:
+                raise UsageError(
+                    "parallel and mesh: both say how the processes are arranged",
+                    help="leave one of them out",
+                    argument=("parallel", "mesh"),
+                )
         betas: Any = self.betas
         if (
             not isinstance(betas, (tuple, list))

@@ -1,0 +1,116 @@
+"""What each process of a run has: its part of the model, and its share of the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from bowline.distributed.shard_groups import shard_groups
+from bowline.distributed.sharding_check import check_before_sharding
+from bowline.distributed.tensor_parallel import apply_tensor_parallel
+from bowline.errors import UsageError
+from bowline.train.loop.mesh_sizes import mesh_sizes
+from bowline.train.loop.processes import Processes
+from bowline.train.loop.trainer_settings import TrainerSettings
+
+__all__ = ["Parallelism"]
+
+
+class Parallelism:
+    """The place of this process in the run's mesh.
+
+    Processes along `ddp` and `fsdp` have batches of their own; those along `tp` have the same ones.
+
+    Args:
+        processes: all processes of the run.
+        settings: those with `parallel` and `mesh`.
+        device: where the model is.
+
+    Raises:
+        UsageError: a mesh that does not fit the number of processes, or settings that are not combined with it.
+    """
+
+    def __init__(self, processes: Processes, settings: TrainerSettings, device: torch.device) -> None:
+        sizes = mesh_sizes(settings.parallel, settings.mesh, processes.count)
+        self.processes = processes
+        self.sizes: Mapping[str, int] = {name: size for name, size in sizes.items() if size > 1}
+        self.spread = bool(self.sizes.keys() - {"ddp"})
+        """Whether a process has only a part of the model."""
+        if self.spread:
+            _refuse(settings, self.sizes)
+        self.mesh: Any = None
+        if self.spread:
+            names = tuple(self.sizes)
+            self.mesh = init_device_mesh(device.type, tuple(self.sizes.values()), mesh_dim_names=names)
+        self.replicas = self._size("ddp") * self._size("fsdp")
+        """The number of different shares of a step's batches."""
+        self.replica = self._at("ddp") * self._size("fsdp") + self._at("fsdp") if self.spread else processes.rank
+
+    def share(self, accumulation: int) -> range:
+        """The numbers of this process's batches in a step.
+
+        Raises:
+            UsageError: the batches of a step cannot be shared out evenly.
+        """
+        if accumulation % self.replicas:
+            raise UsageError(
+                f"accumulation={accumulation} on {self.replicas} processes with batches of their own: expected a "
+                f"multiple of {self.replicas}, because it counts the batches of one step on all processes together",
+                help=f"accumulation={self.replicas * max(1, accumulation // self.replicas)}",
+                argument="accumulation",
+            )
+        return range(self.replica, accumulation, self.replicas)
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums over all shares of the batches, in float64; every process waits for all others."""
+        return self.processes.total(values if self._at("tp") == 0 else [0.0] * len(values))
+
+    def spread_out(self, model: nn.Module) -> None:
+        """Leaves of `model`, in place, what this process has of it. The optimizer has to be built afterwards.
+
+        Raises:
+            TieError: a tie that would break by that.
+        """
+        if not self.spread:
+            return
+        check_before_sharding(model, self.mesh)
+        if "tp" in self.sizes:
+            apply_tensor_parallel(model, self.mesh["tp"])
+        if "fsdp" in self.sizes:
+            from torch.distributed.fsdp import fully_shard
+
+            names = tuple(name for name in ("ddp", "fsdp") if name in self.sizes)
+            for group in shard_groups(model):
+                fully_shard(group, mesh=self.mesh[names])
+
+    def _size(self, name: str) -> int:
+        return self.sizes.get(name, 1)
+
+    def _at(self, name: str) -> int:
+        return self.mesh.get_local_rank(name) if self.mesh is not None and name in self.sizes else 0
+
+
+def gathered_no_more(model: nn.Module) -> None:
+    """Frees what FSDP2 has gathered: after a forward pass without a backward pass it keeps the model's own group."""
+    for module in model.modules():
+        reshard = getattr(module, "reshard", None)
+        if callable(reshard):
+            reshard()
+
+
+def _refuse(settings: TrainerSettings, sizes: Mapping[str, int]) -> None:
+    named = " and ".join(sizes)
+    for name, value, why in (
+        (
+            "untie_at_step",
+            settings.untie_at_step is not None,
+            "a head gets no matrix of its own while it is spread out",
+        ),
+        ("compile", settings.compile, "compiled models that are spread out have not been tried"),
+    ):
+        if value:
+            raise UsageError(f"{name} with {named}: {why}", help="leave it out, or use ddp", argument=name)
