@@ -28,8 +28,9 @@ from bowline.nn.ties.ends import makes_logits
 from bowline.nn.ties.shared_parameters import find_ties
 from bowline.nn.tree.slots import slots
 from bowline.train.loop.adamw import decay_groups
-from bowline.train.loop.processes import joined
-from bowline.train.loop.run_checkpoints import steps_in
+from bowline.train.loop.mesh_sizes import mesh_sizes
+from bowline.train.loop.processes import Processes, joined
+from bowline.train.loop.run_checkpoints import newest, steps_in
 from bowline.train.loop.trainer import Result, Trainer
 from bowline.train.model_building import batches_for, begins_at_unigram, check_model, model_for, settle_biases
 from bowline.train.run_directory import stated, taken
@@ -204,6 +205,8 @@ def train(
             on_plan(Plan(config=config, text=text, model=model, batches=batches))
         trainer = Trainer(model, batches, config.settings(), out=place, resume=resume, log=log, on_step=on_step)
         result = trainer.train()
+        if mesh_sizes(config.parallel, config.mesh, processes.count).get("pp", 1) > 1:
+            model = _whole_again(config, text, place, processes) or model
         settle_biases(model)
         spread = any(map(is_dtensor, model.parameters()))
         try:
@@ -215,6 +218,16 @@ def train(
             raise _kept(place, error) from error
         processes.total([0.0])
     return TrainedRun(directory=place, result=result)
+
+
+def _whole_again(config: TrainConfig, text: Text, place: Path, processes: Processes) -> PreTrainedModel | None:
+    """The whole model of a run in stages, from its last checkpoint, on the process that saves it."""
+    last = newest(place / "checkpoints") if processes.first else None
+    if last is None:
+        return None
+    model = model_for(config, text.tokenizer, text.packed)
+    last.restore(model, None)
+    return model
 
 
 def _save_beside(place: Path, tokenizer: TextTokenizer, model: PreTrainedModel) -> None:

@@ -13,7 +13,7 @@ whose steps are proportional to the weights (Shazeer and Stern, 2018). `embeddin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,12 +57,15 @@ class Groups:
         return "; ".join(parts)
 
 
-def decay_groups(model: nn.Module, embedding_rate: float = 1.0) -> Groups:
+def decay_groups(
+    model: nn.Module, embedding_rate: float = 1.0, tables: Collection[nn.Parameter] | None = None
+) -> Groups:
     """Split the trainable parameters of `model`: two or more dimensions with weight decay, the others without.
 
     Args:
         model: the model to train.
         embedding_rate: multiplies the learning rate of `model.get_input_embeddings()`, and divides its weight decay.
+        tables: the parameters to which that applies instead, as on a stage of a pipeline.
 
     Raises:
         UsageError: `embedding_rate` is not 1, and the model has no `get_input_embeddings()`.
@@ -85,8 +88,8 @@ def decay_groups(model: nn.Module, embedding_rate: float = 1.0) -> Groups:
         tied += [(*first, *(name for name in names if name not in first))] if first else []
     rates = {}
     if embedding_rate != 1.0:
-        table = _embedding(model)
-        rates = {name: embedding_rate for name, parameter in named.items() if parameter is table}
+        chosen = {id(table) for table in ([_embedding(model)] if tables is None else tables)}
+        rates = {name: embedding_rate for name, parameter in named.items() if id(parameter) in chosen}
     return Groups(
         decayed={name: parameter for name, parameter in named.items() if parameter.ndim >= 2},
         plain={name: parameter for name, parameter in named.items() if parameter.ndim < 2},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from bowline.distributed.sharding_check import check_before_sharding
 from bowline.distributed.tensor_parallel import apply_tensor_parallel
 from bowline.errors import UsageError
 from bowline.train.loop.mesh_sizes import mesh_sizes
+from bowline.train.loop.pipeline import Pipeline
 from bowline.train.loop.processes import Processes
 from bowline.train.loop.trainer_settings import TrainerSettings
 
@@ -23,7 +24,7 @@ __all__ = ["Parallelism"]
 class Parallelism:
     """The place of this process in the run's mesh.
 
-    Processes along `ddp` and `fsdp` have batches of their own; those along `tp` have the same ones.
+    Processes along `ddp` and `fsdp` have batches of their own; those along `tp` and `pp` have the same ones.
 
     Args:
         processes: all processes of the run.
@@ -46,6 +47,8 @@ class Parallelism:
         if self.spread:
             names = tuple(self.sizes)
             self.mesh = init_device_mesh(device.type, tuple(self.sizes.values()), mesh_dim_names=names)
+        self.pipeline: Pipeline | None = None
+        """The stages of a model that `spread_out` has cut into stages."""
         self.replicas = self._size("ddp") * self._size("fsdp")
         """The number of different shares of a step's batches."""
         self.replica = self._at("ddp") * self._size("fsdp") + self._at("fsdp") if self.spread else processes.rank
@@ -67,39 +70,51 @@ class Parallelism:
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sums over all shares of the batches, in float64; every process waits for all others."""
-        return self.processes.total(values if self._at("tp") == 0 else [0.0] * len(values))
+        counts = self._at("tp") == 0 and self._at("pp") == self._size("pp") - 1
+        return self.processes.total(values if counts else [0.0] * len(values))
 
-    def spread_out(self, model: nn.Module) -> None:
+    def spread_out(self, model: nn.Module, before: Callable[[int], Any]) -> None:
         """Leaves of `model`, in place, what this process has of it. The optimizer has to be built afterwards.
+
+        Args:
+            model: the whole model.
+            before: see `Pipeline`.
 
         Raises:
             TieError: a tie that would break by that.
+            UsageError: a model without stages, or a number of stages that it cannot have.
         """
         if not self.spread:
             return
         check_before_sharding(model, self.mesh)
+        root = model
+        if "pp" in self.sizes:
+            self.pipeline = Pipeline(model, self.mesh["pp"], before)
+            root = self.pipeline.stage
         if "tp" in self.sizes:
             apply_tensor_parallel(model, self.mesh["tp"])
         if "fsdp" in self.sizes:
             from torch.distributed.fsdp import fully_shard
 
             names = tuple(name for name in ("ddp", "fsdp") if name in self.sizes)
-            for group in shard_groups(model):
+            for group in shard_groups(root):
                 fully_shard(group, mesh=self.mesh[names])
+        if self.pipeline is not None:
+            self.pipeline.tie()
+
+    def gathered_no_more(self, model: nn.Module) -> None:
+        """Frees what FSDP2 has gathered: after a forward pass without a backward pass it keeps a group gathered."""
+        root = model if self.pipeline is None else self.pipeline.stage
+        for module in root.modules():
+            reshard = getattr(module, "reshard", None)
+            if callable(reshard):
+                reshard()
 
     def _size(self, name: str) -> int:
         return self.sizes.get(name, 1)
 
     def _at(self, name: str) -> int:
         return self.mesh.get_local_rank(name) if self.mesh is not None and name in self.sizes else 0
-
-
-def gathered_no_more(model: nn.Module) -> None:
-    """Frees what FSDP2 has gathered: after a forward pass without a backward pass it keeps the model's own group."""
-    for module in model.modules():
-        reshard = getattr(module, "reshard", None)
-        if callable(reshard):
-            reshard()
 
 
 def _refuse(settings: TrainerSettings, sizes: Mapping[str, int]) -> None:

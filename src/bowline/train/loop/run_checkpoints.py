@@ -42,6 +42,8 @@ STEP = re.compile(r"step-(\d{8,})")
 LEFT = re.compile(r"\.step-\d{8,}\..*")
 """Leftovers of a killed process: part of a new checkpoint, or of an old one that was being removed."""
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps of a parameter."""
 KEPT: dict[str, Any] = {"step": int, "settings": dict, "pending": list, "before": list}
 """The keys that `Trainer` needs in a state, and their types."""
 
@@ -79,14 +81,28 @@ class Saved:
             )
 
     @torch.no_grad()
-    def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def restore(self, model: nn.Module, optimizer: Optimizer | None, copies: Mapping[str, str] | None = None) -> None:
         """Copy the saved values into a model and an optimizer that are built like those that were saved.
+
+        Args:
+            model: the whole model, or a stage of it; its tensors may be spread over processes.
+            optimizer: that of the model; None if only the model is wanted.
+            copies: for a stage, the names of its copies that are saved under other names, with those names.
 
         Raises:
             CheckpointError: the checkpoint is of another model, or its files cannot be read.
         """
         held = model_tensors(model)
-        stored, moments = self.tensors(MODEL), self.tensors(OPTIMIZER)
+        stored = self.tensors(MODEL)
+        moments = self.tensors(OPTIMIZER) if optimizer is not None else {}
+        if copies is not None:
+            stored = {name: stored[source] for name in held if (source := copies.get(name, name)) in stored}
+            moments = {
+                f"{name}.{key}": moments[f"{source}.{key}"]
+                for name in held
+                for key in MOMENTS
+                if f"{(source := copies.get(name, name))}.{key}" in moments
+            }
         if stored.keys() != held.keys() or any(stored[name].shape != held[name].shape for name in held):
             odd = sorted(
                 name
@@ -100,6 +116,8 @@ class Saved:
             )
         for name, tensor in held.items():
             tensor.copy_(spread_like(stored[name], tensor) if is_dtensor(tensor) else stored[name])
+        if optimizer is None:
+            return
         named = {name: parameter for name, parameter in held.items() if isinstance(parameter, nn.Parameter)}
         optimizer.state.clear()
         for name, tensor in moments.items():

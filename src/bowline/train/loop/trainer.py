@@ -35,7 +35,8 @@ from bowline.train.loop.batches import Batch, Batches, count_labels, count_token
 from bowline.train.loop.interrupt import Interrupt
 from bowline.train.loop.learning_rate import learning_rate_at
 from bowline.train.loop.observations import diverged, peak_memory, split_of_gradient, tie_state
-from bowline.train.loop.parallelism import Parallelism, gathered_no_more
+from bowline.train.loop.parallelism import Parallelism
+from bowline.train.loop.pipeline import Pipeline
 from bowline.train.loop.processes import Processes, joined
 from bowline.train.loop.run_checkpoints import (
     Checkpoints,
@@ -75,6 +76,8 @@ class RunState:
     checkpoints: Checkpoints | None
     """`None` if nothing is written: without `out`, and on every process except the first. The same holds for `log`."""
     log: Log | None = None
+    tie: str
+    """The `tie_state` of the whole model at the start."""
     step: int
     """The number of finished steps."""
     saved_at: int | None = None
@@ -208,12 +211,15 @@ class Trainer:
         settings = self.settings
         for group in run.optimizer.param_groups:
             group["lr"] = learning_rate_at(run.step, settings) * group["rate"]
+        if run.parallel.pipeline is not None:
+            self._pipeline_step(run.parallel.pipeline, mine, labelled)
+            return
         losses = []
         # A gradient of several processes is split by none of them, and a compiled model runs no hooks that come and go.
         split = self._is_logged(run.step + 1) and not (run.processes.together or settings.compile)
         with split_of_gradient(self.model, split) as meter, self._products():
             for at, (micro, batch) in enumerate(mine):
-                share = count_labels(batch) / labelled if labelled else 1 / settings.accumulation
+                share = self._share_of(batch, labelled)
                 self._seed(micro)
                 with nullcontext() if at == len(mine) - 1 else self._without_sync():
                     with self._precision():
@@ -225,9 +231,26 @@ class Trainer:
         norm = gradient_norm(run.parameters)
         if settings.clip and (self.device.type != "cpu" or norm.item() > settings.clip):
             clip_by_norm(run.parameters, settings.clip, norm)
+        self._move(sum(losses[1:], losses[0]), norm, mine)
+
+    def _pipeline_step(self, pipeline: Pipeline, mine: list[tuple[int, Batch]], labelled: float) -> None:
+        """The same with stages, of which each has its own part of the gradients."""
+        run = self._run
+        replicas = run.parallel.replicas
+        with self._products():
+            loss = pipeline.step(mine, lambda batch: replicas * self._share_of(batch, labelled))
+        norm = pipeline.clip(run.parameters, self.settings.clip)
+        self._move(loss / replicas, norm, mine)
+
+    def _share_of(self, batch: Batch, labelled: float) -> float:
+        """The share of a batch in the step's loss."""
+        return count_labels(batch) / labelled if labelled else 1 / self.settings.accumulation
+
+    def _move(self, loss: torch.Tensor, norm: torch.Tensor, mine: list[tuple[int, Batch]]) -> None:
+        run = self._run
         run.optimizer.step()
         run.optimizer.zero_grad(set_to_none=True)
-        run.unread.append((sum(losses[1:], losses[0]), norm))
+        run.unread.append((loss, norm))
         run.tokens += run.parallel.replicas * sum(count_tokens(batch) for _, batch in mine)
 
     def _after_step(self) -> None:
@@ -263,20 +286,24 @@ class Trainer:
         if directory is not None and processes.first:
             checkpoints = stack.enter_context(Checkpoints(directory, settings.keep))
         saved = None if directory is None else self._saved(directory)
-        parallel.spread_out(self.model)
-        self.groups = decay_groups(self.model, settings.embedding_rate)  # also of a model that is untied below
+        tie = tie_state(self.model)
+        parallel.spread_out(self.model, self._before_batch)
+        pipeline = parallel.pipeline
+        tables = None if pipeline is None else pipeline.tables()
+        self.groups = decay_groups(self.model, settings.embedding_rate, tables)  # also of a model that is untied below
         run = self._state = RunState(
             processes=processes,
             parallel=parallel,
             share=share,
             optimizer=adamw(self.groups, settings),
+            tie=tie,
             checkpoints=checkpoints,
             step=saved.step if saved else 0,
         )
         if settings.untie_at_step is not None and run.step > settings.untie_at_step:
             untie(self.model, run.optimizer)
         if saved:
-            saved.restore(self.model, run.optimizer)
+            saved.restore(self.model, run.optimizer, None if pipeline is None else pipeline.copies)
             run.pending, run.before = list(saved.state["pending"]), tuple(saved.state["before"]) or None
             run.saved_at = saved.step
         if self.out is not None and processes.first:
@@ -359,6 +386,14 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(mixed)
 
+    def _before_batch(self, micro: int) -> AbstractContextManager[Any]:
+        """What a stage of a pipeline needs before it computes a batch; each stage draws its own dropout."""
+        run, pipeline = self._run, self._run.parallel.pipeline
+        at = pipeline.at if pipeline is not None else 0
+        if self.model.training:
+            torch.default_generator.manual_seed(mixed_seed(self.settings.seed, run.step, micro, *([at] if at else [])))
+        return self._precision()
+
     def _moved(self, batch: Batch) -> Batch:
         if self.device.type == "cpu":
             return batch
@@ -412,7 +447,7 @@ class Trainer:
                 record["held_out_loss"] = held_out
                 record["perplexity"] = math.exp(min(held_out, 700.0))
         record["memory_mb"] = round(peak_memory(self.device), 1)
-        record["tie"] = tie_state(self.model)
+        record["tie"] = self._tie_state()
         if run.split is not None:
             record["gradient_split"] = dataclasses.asdict(run.split)
             run.split = None
@@ -442,13 +477,29 @@ class Trainer:
                 break
             batch = batches[first if others_only else first + mine]
             labels = 0 if others_only else count_labels(batch)
-            with self._precision(), self._products():
-                loss = loss_of(run.compiled(**self._moved(batch)))
+            with self._products():
+                loss = self._evaluated(self._moved(batch))
             total, count = total + float(loss) * labels, count + labels
-        gathered_no_more(self.model)
+        run.parallel.gathered_no_more(self.model)
         self.model.train()
         total, count = run.parallel.total([total, count])
         return total / count if count else None
+
+    def _evaluated(self, batch: Batch) -> torch.Tensor:
+        run = self._run
+        if run.parallel.pipeline is not None:
+            return run.parallel.pipeline.evaluate(batch)
+        with self._precision():
+            return loss_of(run.compiled(**batch))
+
+    def _tie_state(self) -> str:
+        """Whether head and table are one; the copies of stages are compared."""
+        pipeline = self._run.parallel.pipeline
+        if pipeline is None:
+            return tie_state(self.model)
+        for tie in pipeline.ties:
+            tie.check()
+        return self._run.tie
 
     def _save(self) -> None:
         """Write a checkpoint if checkpoints are wanted and this step has none yet."""
@@ -466,6 +517,8 @@ class Trainer:
             "torch": torch.__version__,
         }
         tensors, moments = model_tensors(self.model), optimizer_tensors(self.model, run.optimizer)
+        if run.parallel.pipeline is not None:
+            tensors, moments = (run.parallel.pipeline.of_all_stages(each) for each in (tensors, moments))
 
         def write(whole: Whole | None = None) -> None:
             assert run.log is not None
