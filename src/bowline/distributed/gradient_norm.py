@@ -37,16 +37,17 @@ def gradient_norm(
     norms = [whole_tensor(get_total_norm([_grad(each) for each in some], norm_type)) for some in _by_mesh(parameters)]
     if group is None and len(norms) == 1:
         return norms[0]
-    dtype = torch.float64 if group is None and any(norm.dtype == torch.float64 for norm in norms) else torch.float32
-    place = device if device is not None else norms[0].device if norms else None
-    total = torch.zeros((), dtype=dtype, device=place)
+    place = device if device is not None else norms[0].device if norms else torch.device("cpu")
+    wide = torch.float32 if place.type == "mps" else torch.float64
+    total = torch.zeros((), dtype=wide, device=place)
     for norm in norms:
-        here = norm.to(device=place, dtype=dtype)
+        here = norm.to(device=place, dtype=wide)
         total = torch.maximum(total, here) if largest else total + here**norm_type
     if group is not None:
         operation = torch.distributed.ReduceOp.MAX if largest else torch.distributed.ReduceOp.SUM
         torch.distributed.all_reduce(total, op=operation, group=group)
-    return total if largest else total ** (1.0 / norm_type)
+    total = total if largest else total ** (1.0 / norm_type)
+    return total if any(norm.dtype == torch.float64 for norm in norms) else total.float()
 
 
 def clip_by_norm(parameters: Iterable[torch.Tensor], max_norm: float, norm: torch.Tensor) -> None:

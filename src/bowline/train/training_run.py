@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,8 @@ class Plan:
     text: Text
     model: PreTrainedModel
     batches: CausalBatches
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """The number of processes along each dimension of the mesh."""
 
     @property
     def lines(self) -> list[str]:
@@ -83,7 +85,11 @@ class Plan:
             f"optimizer {decay_groups(self.model, config.value('embedding_rate'))}",
             f"training  {steps:,} step{'s' * (steps != 1)} of {each}{rows} x {config.value('length')} tokens, "
             f"{steps / self.batches.epoch:.2g} times the text",
+            *([f"processes {self._processes()}"] if math.prod(self.sizes.values()) > 1 else []),
         ]
+
+    def _processes(self) -> str:
+        return ", ".join(f"{size} along {name}" for name, size in self.sizes.items() if size > 1)
 
     def _tied(self) -> str:
         known = slots(self.model)
@@ -190,6 +196,7 @@ def train(
     with ExitStack() as stack:
         processes = stack.enter_context(joined(checked_device(config.device)))
         check_model(config)
+        sizes = mesh_sizes(config.parallel, config.mesh, processes.count)
         if processes.first:
             corpus = find_text(config.data, strict=config.strict, without=place)
             goes_on = stack.enter_context(taken(place, config, corpus.survey, resume=resume))
@@ -202,10 +209,10 @@ def train(
         model = model_for(config, text.tokenizer, text.packed)
         batches = batches_for(config, text.tokenizer, text.packed)
         if on_plan is not None and processes.first:
-            on_plan(Plan(config=config, text=text, model=model, batches=batches))
+            on_plan(Plan(config=config, text=text, model=model, batches=batches, sizes=sizes))
         trainer = Trainer(model, batches, config.settings(), out=place, resume=resume, log=log, on_step=on_step)
         result = trainer.train()
-        if mesh_sizes(config.parallel, config.mesh, processes.count).get("pp", 1) > 1:
+        if sizes.get("pp", 1) > 1:
             model = _whole_again(config, text, place, processes) or model
         settle_biases(model)
         spread = any(map(is_dtensor, model.parameters()))

@@ -53,6 +53,11 @@ class Parallelism:
         """The number of different shares of a step's batches."""
         self.replica = self._at("ddp") * self._size("fsdp") + self._at("fsdp") if self.spread else processes.rank
 
+    @property
+    def counts(self) -> bool:
+        """Whether this process speaks for its share of the batches: of those that have the same, one does."""
+        return self._at("tp") == 0 and self._at("pp") == self._size("pp") - 1
+
     def share(self, accumulation: int) -> range:
         """The numbers of this process's batches in a step.
 
@@ -70,8 +75,7 @@ class Parallelism:
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sums over all shares of the batches, in float64; every process waits for all others."""
-        counts = self._at("tp") == 0 and self._at("pp") == self._size("pp") - 1
-        return self.processes.total(values if counts else [0.0] * len(values))
+        return self.processes.total(values if self.counts else [0.0] * len(values))
 
     def spread_out(self, model: nn.Module, before: Callable[[int], Any]) -> None:
         """Leaves of `model`, in place, what this process has of it. The optimizer has to be built afterwards.

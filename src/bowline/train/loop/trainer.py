@@ -374,8 +374,8 @@ class Trainer:
         """Whether any process must stop, and the number of labels in the whole step (0 if batches need no weights)."""
         run = self._run
         several = self.settings.accumulation > 1
-        labelled = sum(count_labels(batch) for _, batch in mine) if several else 0
-        stop, total = run.parallel.total([interrupt.seen is not None, labelled])
+        labelled = sum(count_labels(batch) for _, batch in mine) if several and run.parallel.counts else 0
+        stop, total = run.processes.total([interrupt.seen is not None, labelled])
         return stop > 0, total
 
     def _seed(self, micro: int) -> None:
