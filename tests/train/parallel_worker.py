@@ -13,7 +13,7 @@ from torch import distributed
 
 from bowline.errors import BowlineError
 from bowline.train import Result, Trainer
-from bowline.train.loop.processes import is_first
+from bowline.train.parallel.processes import is_first
 from tests.distributed.models import built
 from tests.train.runs import Counting, settings
 

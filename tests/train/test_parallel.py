@@ -13,8 +13,8 @@ import transformers
 from bowline.auditing import audit
 from bowline.errors import UsageError
 from bowline.models import GPT2LMHeadModel
-from bowline.train.loop.mesh_sizes import mesh_sizes, stated_mesh
 from bowline.train.loop.run_checkpoints import MODEL, OPTIMIZER, newest
+from bowline.train.parallel.mesh_sizes import mesh_sizes, stated_mesh
 from tests.torchrun import under_torchrun
 from tests.train.parallel_worker import CHANGES, FAMILIES, FOUR, OPTIONS, REFUSED, TWO, run
 from tests.train.texts import library

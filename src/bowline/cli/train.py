@@ -75,8 +75,8 @@ def _train(
     ] = False,
     **options: Any,
 ) -> None:
-    from bowline.train.loop.processes import is_first
     from bowline.train.loop.run_log import shown
+    from bowline.train.parallel.processes import is_first
     from bowline.train.train_config import TrainConfig
     from bowline.train.training_run import train as run
 

@@ -13,8 +13,8 @@ from typing import Any, Self
 from bowline.checkpoint.formats.strict_json import loads
 from bowline.errors import UsageError
 from bowline.recipes import RECIPES
-from bowline.train.loop.mesh_sizes import PARALLEL
 from bowline.train.loop.trainer_settings import MAY_DIFFER, TrainerSettings
+from bowline.train.parallel.mesh_sizes import PARALLEL
 from bowline.train.presets import FAMILIES, HEAD_BIASES, SIZES, Preset, preset
 
 __all__ = ["TrainConfig"]

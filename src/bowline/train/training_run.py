@@ -28,11 +28,11 @@ from bowline.nn.ties.ends import makes_logits
 from bowline.nn.ties.shared_parameters import find_ties
 from bowline.nn.tree.slots import slots
 from bowline.train.loop.adamw import decay_groups
-from bowline.train.loop.mesh_sizes import mesh_sizes
-from bowline.train.loop.processes import Processes, joined
 from bowline.train.loop.run_checkpoints import newest, steps_in
 from bowline.train.loop.trainer import Result, Trainer
 from bowline.train.model_building import batches_for, begins_at_unigram, check_model, model_for, settle_biases
+from bowline.train.parallel.mesh_sizes import mesh_sizes
+from bowline.train.parallel.processes import Processes, joined
 from bowline.train.run_directory import stated, taken
 from bowline.train.text.corpus import Corpus, CorpusSurvey, find_text
 from bowline.train.text.objectives import CausalBatches

@@ -1,1 +1,1 @@
-"""The training loop for any module that takes `labels`: trainer, checkpoints, log, optimizer and processes."""
+"""The training loop for any module that takes `labels`: trainer, checkpoints, log and optimizer."""

@@ -35,9 +35,6 @@ from bowline.train.loop.batches import Batch, Batches, count_labels, count_token
 from bowline.train.loop.interrupt import Interrupt
 from bowline.train.loop.learning_rate import learning_rate_at
 from bowline.train.loop.observations import diverged, peak_memory, split_of_gradient, tie_state
-from bowline.train.loop.parallelism import Parallelism
-from bowline.train.loop.pipeline import Pipeline
-from bowline.train.loop.processes import Processes, joined
 from bowline.train.loop.run_checkpoints import (
     Checkpoints,
     Saved,
@@ -48,6 +45,10 @@ from bowline.train.loop.run_checkpoints import (
 )
 from bowline.train.loop.run_log import Log, Record
 from bowline.train.loop.trainer_settings import MAY_DIFFER, TrainerSettings
+from bowline.train.parallel.mesh_sizes import mesh_sizes
+from bowline.train.parallel.parallelism import Parallelism
+from bowline.train.parallel.pipeline import Pipeline
+from bowline.train.parallel.processes import Processes, joined
 
 __all__ = ["Batches", "Result", "Trainer"]
 
@@ -279,7 +280,7 @@ class Trainer:
         """Make everything that a step needs, from the last checkpoint if there is one and `resume` is set."""
         settings = self.settings
         processes = stack.enter_context(joined(self.device))
-        parallel = Parallelism(processes, settings, self.device)
+        parallel = Parallelism(processes, self._sizes(processes.count), self.device)
         share = parallel.share(settings.accumulation)
         directory = None if self.out is None else self.out / "checkpoints"
         checkpoints = None
@@ -321,6 +322,20 @@ class Trainer:
         run.since = time.perf_counter()
         logger.info("%s", self.groups)
         return run
+
+    def _sizes(self, processes: int) -> Mapping[str, int]:
+        settings = self.settings
+        sizes = mesh_sizes(settings.parallel, settings.mesh, processes)
+        spread = [name for name, size in sizes.items() if size > 1 and name != "ddp"]
+        for name, why in (
+            ("untie_at_step", "a head that is spread out gets no copy of its own"),
+            ("compile", "compiled models that are spread out have not been tried"),
+        ):
+            if spread and getattr(settings, name) not in (None, False):
+                raise UsageError(
+                    f"{name} with {' and '.join(spread)}: {why}", help="leave it out, or use ddp", argument=name
+                )
+        return sizes
 
     def _saved(self, directory: Path) -> Saved | None:
         saved = newest(directory)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bowline.errors import UsageError
-from bowline.train.loop.mesh_sizes import PARALLEL, stated_mesh
+from bowline.train.parallel.mesh_sizes import PARALLEL, stated_mesh
 
 __all__ = ["MAY_DIFFER", "TrainerSettings"]
 

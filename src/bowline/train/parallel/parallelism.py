@@ -13,10 +13,8 @@ from bowline.distributed.shard_groups import shard_groups
 from bowline.distributed.sharding_check import check_before_sharding
 from bowline.distributed.tensor_parallel import apply_tensor_parallel
 from bowline.errors import UsageError
-from bowline.train.loop.mesh_sizes import mesh_sizes
-from bowline.train.loop.pipeline import Pipeline
-from bowline.train.loop.processes import Processes
-from bowline.train.loop.trainer_settings import TrainerSettings
+from bowline.train.parallel.pipeline import Pipeline
+from bowline.train.parallel.processes import Processes
 
 __all__ = ["Parallelism"]
 
@@ -28,21 +26,15 @@ class Parallelism:
 
     Args:
         processes: all processes of the run.
-        settings: those with `parallel` and `mesh`.
+        sizes: the number of processes along each dimension, from the outermost (`mesh_sizes`).
         device: where the model is.
-
-    Raises:
-        UsageError: a mesh that does not fit the number of processes, or settings that are not combined with it.
     """
 
-    def __init__(self, processes: Processes, settings: TrainerSettings, device: torch.device) -> None:
-        sizes = mesh_sizes(settings.parallel, settings.mesh, processes.count)
+    def __init__(self, processes: Processes, sizes: Mapping[str, int], device: torch.device) -> None:
         self.processes = processes
         self.sizes: Mapping[str, int] = {name: size for name, size in sizes.items() if size > 1}
         self.spread = bool(self.sizes.keys() - {"ddp"})
         """Whether a process has only a part of the model."""
-        if self.spread:
-            _refuse(settings, self.sizes)
         self.mesh: Any = None
         if self.spread:
             names = tuple(self.sizes)
@@ -119,17 +111,3 @@ class Parallelism:
 
     def _at(self, name: str) -> int:
         return self.mesh.get_local_rank(name) if self.mesh is not None and name in self.sizes else 0
-
-
-def _refuse(settings: TrainerSettings, sizes: Mapping[str, int]) -> None:
-    named = " and ".join(sizes)
-    for name, value, why in (
-        (
-            "untie_at_step",
-            settings.untie_at_step is not None,
-            "a head gets no matrix of its own while it is spread out",
-        ),
-        ("compile", settings.compile, "compiled models that are spread out have not been tried"),
-    ):
-        if value:
-            raise UsageError(f"{name} with {named}: {why}", help="leave it out, or use ddp", argument=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -12,10 +12,11 @@ from bowline.distributed.gradient_norm import clip_by_norm, gradient_norm
 from bowline.distributed.pipeline_tie import PipelineTie
 from bowline.errors import UsageError
 from bowline.nn.state.gathering import with_those_elsewhere
-from bowline.train.loop.batches import Batch
-from bowline.train.loop.stages import Stage, keep_stage, tied_across
+from bowline.train.parallel.stages import Stage, keep_stage, tied_across
 
 __all__ = ["Pipeline"]
+
+Batch: TypeAlias = dict[str, torch.Tensor]
 
 
 class Pipeline:
