@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-audit demo-models demo-train test real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
+.PHONY: demo demo-audit demo-models demo-train test thorough real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
 .PHONY: sweep-loss sweep-loss-4 sweep-loss-compiled edits compat distributed fuzz fuzz-gguf families mlx-table clean help
 
 help:
 	@echo "make demo          audit a real checkpoint beside broken ones (no torch), the families, and a model trained here"
 	@echo "make test          lint, types, tests"
 	@echo "make distributed   every test of ties across processes, also those with four, on gloo"
+	@echo "make thorough      more cases of what make test tests, which take long"
 	@echo "make kills         a training run killed at random twenty times, resumed, and compared bit for bit"
 	@echo "make sweep         every class that can be built in transformers 5: predicted against loaded"
 	@echo "make sweep-4       the same in transformers 4"
@@ -63,11 +64,16 @@ demo-train: $(VENV)/torch
 	$(BIN)/bowline generate build/demo "def " --max-new-tokens 60 --temperature 0.7 --top-k 40 --seed 0
 	$(BIN)/bowline audit build/demo
 
+# The tests that a landing waits for.
+QUICK := not real and not distributed and not thorough
 test: $(VENV)/dev $(VENV)/minilm beside
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m "not real and not distributed"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m "$(QUICK)"
+
+thorough: $(VENV)/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m thorough
 
 distributed: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 tests/distributed
@@ -110,7 +116,7 @@ COMPAT_LEFT_OUT := --ignore tests/functional/loss/test_triton.py --ignore tests/
 .PHONY: $(COMPAT)
 compat: $(COMPAT)
 $(COMPAT): compat-%: $(PEERS)/torch-%/ready
-	OMP_NUM_THREADS=1 PYTHONPATH=src $(<D)/bin/python -m pytest --numprocesses 2 --dist loadscope -m "not real and not distributed" $(COMPAT_LEFT_OUT) $(COMPAT_TESTS)
+	OMP_NUM_THREADS=1 PYTHONPATH=src $(<D)/bin/python -m pytest --numprocesses 2 --dist loadscope -m "$(QUICK)" $(COMPAT_LEFT_OUT) $(COMPAT_TESTS)
 
 fuzz: $(VENV)/dev
 	$(BIN)/python -m tests.checkpoint.formats.header_fuzz --count 200000

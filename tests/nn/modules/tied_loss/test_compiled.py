@@ -17,7 +17,9 @@ pytestmark = [
     pytest.mark.usefixtures("quiet_transformers"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),  # torch's own, while it traces
 ]
-NAMES = ["GPT2LMHeadModel", "BertForPreTraining", "T5ForConditionalGeneration", "Gemma2ForCausalLM"]
+T5 = pytest.param("T5ForConditionalGeneration", marks=pytest.mark.thorough)
+BART = pytest.param("BartForConditionalGeneration", marks=pytest.mark.thorough)
+NAMES = ["GPT2LMHeadModel", "BertForPreTraining", T5, "Gemma2ForCausalLM"]
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +54,7 @@ def test_loss_and_gradients_are_those_of_the_model_as_it_was(name: str) -> None:
     assert sum(bodies) > 0.8 * sum(graphs.sizes), f"the body is not one graph, or an encoder's and one: {graphs.sizes}"
 
 
-@pytest.mark.parametrize("name", [*NAMES, "BartForConditionalGeneration"])
+@pytest.mark.parametrize("name", [*NAMES, BART])
 def test_both_ends_have_one_gradient(name: str) -> None:
     model = built(name)
     use_tied_loss(model)
