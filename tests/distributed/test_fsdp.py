@@ -12,7 +12,7 @@ from bowline.distributed import check_before_sharding, shard_groups
 from bowline.errors import TieError, UsageError
 from bowline.models import LSTMConfig, LSTMLMHeadModel
 from bowline.nn import TieGuard
-from tests.distributed.models import MODELS, RATE, built, trained
+from tests.distributed.models import FAMILIES, MODELS, RATE, built, trained
 from tests.torchrun import under_torchrun
 
 pytestmark = pytest.mark.skipif(
@@ -43,7 +43,9 @@ def alone() -> dict[str, tuple[list[float], dict[str, torch.Tensor]]]:
 # --- right ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("scheme", "name"), [*(("fsdp", name) for name in MODELS), ("ddp", "gpt2"), ("ddp", "bert")])
+@pytest.mark.parametrize(
+    ("scheme", "name"), [*(("fsdp", name) for name in MODELS), *(("ddp", name) for name in FAMILIES)]
+)
 def test_ten_steps_are_those_of_one_process(
     scheme: str, name: str, processes: list[dict[str, Any]], alone: dict[str, Any]
 ) -> None:
