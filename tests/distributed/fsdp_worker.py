@@ -14,7 +14,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from bowline.distributed import check_before_sharding, shard_groups
+from bowline.distributed import PipelineTie, check_before_sharding, shard_groups
 from bowline.errors import BowlineError
 from bowline.nn import TieGuard, check_ties, tie_weights, untie_weights
 from bowline.nn.tree.sharding import local_part
@@ -115,6 +115,26 @@ def by_transformers(out: Path) -> dict[str, Any]:
     return {"losses": losses, "refused": refused, "report": str(report), "holds": bool(report)}
 
 
+def stages_of_transformers(out: Path) -> dict[str, Any]:
+    """transformers' own pipeline: each stage takes one step on its copy, which has a gradient of its own."""
+    import transformers
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    config = DistributedConfig(pp_size=distributed.get_world_size())
+    found: dict[str, Any] = {"refused": said(lambda: check_before_sharding(built("llama"), config))}
+    for case in ("alone", "tied"):
+        model: Any = transformers.LlamaForCausalLM.from_pretrained(out / "llama", distributed_config=config)
+        table = model.model.embed_tokens.weight
+        tie = PipelineTie(model, "model.embed_tokens.weight", distributed.group.WORLD) if case == "tied" else None
+        found["loss"] = model(input_ids=BATCHES[0], labels=BATCHES[0]).loss
+        (table[1 + distributed.get_rank() :] ** 2).sum().backward()
+        if tie is not None:
+            tie.reduce_gradients()
+        torch.optim.SGD([table], lr=0.1).step()
+        found[case] = table.detach().clone()
+    return found
+
+
 def an_alias(mesh: DeviceMesh) -> dict[str, Any]:
     model: Any = built("gpt2")
     model.lm_head.weight = nn.Parameter(model.transformer.wte.weight.detach())
@@ -188,6 +208,7 @@ def main() -> None:
     found["tied afterwards"] = tied_afterwards(mesh)
     found["wrapped apart"] = wrapped_apart(mesh)
     found["transformers"] = by_transformers(out)
+    found["stages"] = stages_of_transformers(out)
     found["alias"] = an_alias(mesh)
     found["early optimizer"] = an_early_optimizer(mesh)
     found["disagreements"] = disagreements()

@@ -89,6 +89,16 @@ def test_transformers_own_path_is_refused_before(processes: list[dict[str, Any]]
         assert "51 rows do not divide by 2" in found["transformers"]["refused"]
 
 
+def test_transformers_own_stages_drift_apart_and_pipeline_tie_keeps_them(processes: list[dict[str, Any]]) -> None:
+    first, last = (found["stages"] for found in processes)
+    assert first["loss"] is last["loss"] is None, "labels are ignored"
+    assert (first["alone"] - last["alone"]).abs().max() > 1e-3
+    assert torch.equal(first["tied"], last["tied"])
+    for found in (first, last):
+        assert "DistributedConfig(pp_size=2) gives the last stage a copy of the matrix" in found["refused"]
+        assert 'bowline.PipelineTie(model, "model.embed_tokens.weight", mesh)' in found["refused"]
+
+
 def test_separate_wrapping_is_refused_before_the_first_forward(processes: list[dict[str, Any]]) -> None:
     for found in processes:
         assert "its ends are in two groups, expected one" in found["wrapped apart"]["refused"]

@@ -39,8 +39,8 @@ def check_before_sharding(model: nn.Module, plan_or_mesh: Any = None, optimizer:
     It finds declared ties that do not hold or are aliases, ends in separate groups, plans that shard one end only or
     the ends along different axes or that name no module, a vocabulary with fewer rows than processes, an optimizer
     built before its parameters are replaced, and `DistributedConfig(fsdp_size=n)` with a vocabulary that n does not
-    divide (transformers 5.23 trains such a model wrongly). Where a process group exists, every process has to call it:
-    the processes' ties and shapes are compared, and a fault of one is raised on all.
+    divide or with stages (transformers 5.23 trains such a model wrongly). Where a process group exists, every process
+    has to call it: the processes' ties and shapes are compared, and a fault of one is raised on all.
 
     Raises:
         TieError: everything that was found, each with the line to change.
@@ -113,6 +113,13 @@ def _by_transformers(ties: Sequence[Tie], known: Mapping[str, Slot], config: Any
             f"{tie}: DistributedConfig(fsdp_size={processes}) ties the ends again after they are sharded, and "
             f"{held.tensor.shape[0]} rows do not divide by {processes}, so the head would use rows of the first step",
             f"load without distributed_config, then: {BY_GROUPS}",
+        )
+    stages = getattr(config, "pp_size", None) or 1
+    for tie in ties if stages > 1 else ():
+        yield (
+            f"{tie}: DistributedConfig(pp_size={stages}) gives the last stage a copy of the matrix, which training "
+            "makes another one, since nothing sums the copies' gradients",
+            f'after loading, on every process: bowline.PipelineTie(model, "{tie.source}", mesh)',
         )
 
 
