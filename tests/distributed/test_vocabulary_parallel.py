@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.functional.loss import linear_cross_entropy
+from bowline.functional.loss.logits import linear_logits
 from tests.distributed.models import built
 from tests.distributed.vocabulary_parallel_worker import (
     FIRST,
@@ -78,6 +79,23 @@ def test_without_positions_loss_and_gradient_are_0(processes: list[dict[str, Any
 def test_every_process_has_its_share_of_the_rows(processes: list[dict[str, Any]]) -> None:
     assert [process["rows"] for process in processes] == [FIRST, 51 - FIRST]
     assert {process["backend"] for process in processes} == {"logits"}
+
+
+def test_logits_alone_are_split_and_have_every_option(processes: list[dict[str, Any]]) -> None:
+    hidden, weight, _, _ = arguments(51, "plain")
+    hidden.requires_grad_()
+    bias = torch.linspace(-1, 1, 51, requires_grad=True)
+    logits = linear_logits(hidden, weight, bias=bias, logit_scale=0.5, softcap=2.0, mask_ids=[1, 40])
+    logits.masked_fill(logits.isinf(), 0.0).square().sum().backward()
+    for found in processes:
+        for seen, wanted in zip(found["logits"], (logits.detach(), hidden.grad, bias.grad), strict=True):
+            torch.testing.assert_close(seen, wanted)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
+def test_a_model_that_is_split_gives_logits_without_labels(name: str, processes: list[dict[str, Any]]) -> None:
+    for found in processes:
+        torch.testing.assert_close(*found["families"][name])
 
 
 def test_the_forward_pass_sends_three_numbers_a_position_whatever_the_vocabulary(

@@ -16,8 +16,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bowline.distributed import apply_tensor_parallel
 from bowline.errors import BowlineError
 from bowline.functional.loss import AdapterTerms, chosen_backend, linear_cross_entropy
+from bowline.functional.loss.logits import linear_logits
 from bowline.functional.row_shard import RowShard
 from bowline.functional.tied_lookup import tied_embedding
 from bowline.nn import use_tied_loss
@@ -169,6 +171,31 @@ def communication(size: int, mesh: DeviceMesh, **options: Any) -> dict[str, Any]
     return {"forward": forward.bytes, "backward": backward.bytes}
 
 
+def logits_alone(mesh: DeviceMesh) -> list[torch.Tensor]:
+    """Logits with every option and a bias, in full, and the gradients that they give."""
+    hidden, weight, _, _ = arguments(51, "plain")
+    hidden.requires_grad_()
+    bias = torch.linspace(-1, 1, 51, requires_grad=True)
+    found = linear_logits(hidden, split(weight, mesh), bias=bias, logit_scale=0.5, softcap=2.0, mask_ids=[1, 40])
+    whole_logits = whole(found)
+    whole_logits.masked_fill(whole_logits.isinf(), 0.0).square().sum().backward()
+    assert hidden.grad is not None
+    assert bias.grad is not None
+    return [whole_logits.detach(), hidden.grad, bias.grad]
+
+
+def models_logits(name: str, mesh: DeviceMesh) -> list[torch.Tensor]:
+    """Logits that Bowline's own model gives without labels, while it is split, and before."""
+    model: Any = built(name).eval()
+    ids: dict[str, Any] = {"input_ids": torch.arange(1, 9)[None]}
+    if name == "t5":
+        ids["decoder_input_ids"] = ids["input_ids"]
+    with torch.no_grad():
+        before = model(**ids).logits
+        apply_tensor_parallel(model, mesh)
+        return [whole(model(**ids).logits), before]
+
+
 def lookup(padding_idx: int | None, mesh: DeviceMesh, spread: bool = False) -> list[torch.Tensor]:
     torch.manual_seed(1)
     weight, factor = split(torch.randn(51, WIDTH), mesh), torch.randn(*IDS.shape, WIDTH)
@@ -309,6 +336,8 @@ def main() -> None:
         "sent, smoothed": communication(50, mesh, label_smoothing=0.1, z_loss=0.1, softcap=2.0),
         "lookups": {padding: lookup(padding, mesh) for padding in PADDINGS},
         "spread ids": lookup(30, mesh, spread=True),
+        "logits": logits_alone(mesh),
+        "families": {name: models_logits(name, mesh) for name in ("gpt2", "bert", "t5")},
         "both ends": {backend: both_ends(mesh, backend) for backend in ("chunked", "logits", "reference")},
         "compiled": compiled(mesh),
         "twice": twice(mesh),

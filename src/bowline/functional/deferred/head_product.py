@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from bowline.errors import UsageError
 from bowline.functional.deferred.loss_record import LossRecord
 from bowline.functional.loss import AdapterTerms, chosen_backend, linear_cross_entropy
-from bowline.functional.loss.vocabulary_parallel import vocabulary_parallel_logits
+from bowline.functional.loss.logits import linear_logits
 from bowline.functional.row_shard import is_dtensor
 
 __all__ = ["NO_ADAPTERS", "Product"]
@@ -126,7 +126,7 @@ class Product:
     def split_logits(self) -> Any:
         """hidden weightᵀ + bias of a weight that is split over processes, as a DTensor that is split by tokens."""
         with self._as_there():
-            return vocabulary_parallel_logits(self.hidden, self.weight, self.bias)
+            return linear_logits(self.hidden, self.weight, bias=self.bias)
 
     def cross_entropy(self, labels: torch.Tensor, **options: Any) -> Any:
         """`torch.nn.functional.cross_entropy` of the logits.

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import functional as F  # noqa: N812 - as torch's own documentation calls it
 
 from bowline.errors import UsageError
 from bowline.functional.loss.loss_options import Options, Reduction, check_labels
@@ -20,7 +19,7 @@ from bowline.functional.loss.peer_backends import PEERS
 from bowline.functional.loss.reference import position_losses, position_weights, reduced
 from bowline.functional.row_shard import RowShard
 
-__all__ = ["vocabulary_parallel_logits", "vocabulary_parallel_loss"]
+__all__ = ["vocabulary_parallel_loss"]
 
 UNLABELLED = -100
 """The label of positions whose label is another process's row; the caller's `ignore_index` may be one of ours."""
@@ -90,13 +89,6 @@ def vocabulary_parallel_loss(
         *((shard.split(logits.view(*lead, logits.shape[-1])),) if logits is not None else ()),
     )
     return (loss, *asked) if asked else loss
-
-
-def vocabulary_parallel_logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    """hidden @ weight.T + bias as a DTensor (..., V), split by tokens, of hidden (..., D) and a `Shard(0)` weight."""
-    shard = RowShard.of(weight)
-    local_bias = None if bias is None else shard.rows_of(bias)
-    return shard.split(F.linear(shard.replicated(hidden), shard.part(), local_bias))
 
 
 def _local(
