@@ -24,8 +24,8 @@ ENDS = {
     "bert": {"cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"},
     "llama": {"lm_head.weight", "model.embed_tokens.weight"},
 }
-LAYERS = {"gpt2": 0, "transformers gpt2": 0, "bert": 24, "opt": 8, "llama": 14, "gemma3": 14, "llama with one head": 6}
-"""Tensors of the layers that are DTensors: BERT's and OPT's biases too."""
+LAYERS = {"gpt2": 8, "transformers gpt2": 8, "bert": 24, "opt": 8, "llama": 14, "gemma3": 14, "llama with one head": 6}
+"""Tensors of the layers that are DTensors: GPT-2's, BERT's and OPT's biases too."""
 
 
 @pytest.fixture(scope="module")

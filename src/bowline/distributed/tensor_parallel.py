@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from bowline.distributed.sharding_check import check_before_sharding
 from bowline.errors import TieError, UsageError
 from bowline.functional.row_shard import is_dtensor
+from bowline.nn.init.fused_matrices import is_conv1d
 from bowline.nn.modules.tied_loss import TiedLoss, use_tied_loss
 from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.shared_parameters import find_ties
@@ -34,10 +35,12 @@ LAYERS: Mapping[str, Mapping[str, str]] = {
         "*.intermediate.dense": COLUMNS,
         "*.output.dense": ROWS,
     },
+    "gpt2": {"*.mlp.c_fc": COLUMNS, "*.mlp.c_proj": ROWS},
     "t5": {"*.DenseReluDense.wi": COLUMNS, "*.DenseReluDense.wi_?": COLUMNS, "*.DenseReluDense.wo": ROWS},
     "opt": {"*.fc1": COLUMNS, "*.fc2": ROWS},
 }
-"""By `model_type`, for classes that state no plan. T5's and OPT's attention count on all heads, so they stay whole."""
+"""By `model_type`, for classes that state no plan. The attention of T5 and OPT counts on all heads, and GPT-2's has one
+matrix for query, key and value, so these stay whole."""
 ATTENTION = ("attention", "self_attn")
 
 
@@ -45,7 +48,7 @@ def tensor_parallel_plan(model: nn.Module) -> dict[str, Any]:
     """A plan for torch's `parallelize_module`: a style for each module that is split, both ends of the tie by rows.
 
     The layers are those of the model's own `tp_plan` (transformers' Llama, Qwen, Gemma, Mistral), or BERT's, and the
-    feed-forward layers of T5 and OPT. Of other models, GPT-2 too, only the vocabulary is split: the embedding, and the
+    feed-forward layers of GPT-2, T5 and OPT. Of other models only the vocabulary is split: the embedding, and the
     head, whose logits stay split (transformers' plan gathers them). `parallelize_module` alone would make two matrices
     of the tie; `apply_tensor_parallel` makes one.
 
@@ -55,11 +58,17 @@ def tensor_parallel_plan(model: nn.Module) -> dict[str, Any]:
     Example:
         >>> from bowline.models import GPT2Config, GPT2LMHeadModel
         >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=4, n_layer=1, n_head=1, n_positions=8))
-        >>> {name: type(style).__name__ for name, style in tensor_parallel_plan(model).items()}
-        {'lm_head': 'ColwiseParallel', 'transformer.wte': 'RowwiseParallel'}
+        >>> for name, style in tensor_parallel_plan(model).items():
+        ...     print(name, type(style).__name__)
+        lm_head ColwiseParallel
+        transformer.wte RowwiseParallel
+        transformer.h.0.mlp.c_fc ColwiseConv1D
+        transformer.h.0.mlp.c_proj RowwiseConv1D
     """
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    from bowline.distributed.conv1d_styles import ColwiseConv1D, RowwiseConv1D
 
     expect_module(model)
     plan: dict[str, Any] = {}
@@ -70,8 +79,11 @@ def tensor_parallel_plan(model: nn.Module) -> dict[str, Any]:
             if is_lookup(end.module)
             else ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
         )
-    styles = {COLUMNS: ColwiseParallel, ROWS: RowwiseParallel}
-    return plan | {name: styles[style]() for name, style in _layer_styles(model).items() if style in styles}
+    styles = {COLUMNS: (ColwiseParallel, ColwiseConv1D), ROWS: (RowwiseParallel, RowwiseConv1D)}
+    for name, style in _layer_styles(model).items():
+        if style in styles:
+            plan[name] = styles[style][is_conv1d(model.get_submodule(name))]()
+    return plan
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> TiedLoss:
@@ -175,7 +187,7 @@ def _layer_styles(model: nn.Module) -> dict[str, str]:
                 f"{name}: the model's tp_plan has the style {style!r}, expected {COLUMNS}, {ROWS} or {SUMMED}",
                 help="split it by transformers' own DistributedConfig",
             )
-        if style == SUMMED or isinstance(module, nn.Linear):
+        if style == SUMMED or isinstance(module, nn.Linear) or is_conv1d(module):
             found[name] = style
     return found
 
