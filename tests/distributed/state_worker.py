@@ -18,13 +18,14 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import bowline
 from bowline.checkpoint import open_checkpoint
 from bowline.distributed import TiedState, shard_groups
 from bowline.errors import BowlineError
-from bowline.nn import check_ties, find_ties, load_checkpoint, save_checkpoint, tie_weights
+from bowline.nn import check_ties, find_ties, load_checkpoint, save_checkpoint, tie_weights, untie_weights
 from bowline.nn.state.mapped_tensors import stored_tensor
 from bowline.nn.tree.sharding import spread_like
-from tests.distributed.fsdp_worker import mean, share, whole
+from tests.distributed.fsdp_worker import mean, said, share, whole
 from tests.distributed.models import MODELS, RATE, built, trained
 
 NAMES = ("gpt2", "bert", "t5", "llama")
@@ -119,6 +120,31 @@ def untied_into_tied(out: Path, mesh: DeviceMesh) -> dict[str, Any]:
     return {"refused": refused, "unchanged": all(torch.equal(before[name], after[name]) for name in before)}
 
 
+def tied_to_untied_and_back(out: Path, mesh: DeviceMesh) -> dict[str, Any]:
+    """A tied model's shards, saved, untied on disk, into an untied model; and that one's, into a tied model again."""
+    tied: Any = sharded("gpt2", mesh)
+    save_checkpoint(tied, out / "one matrix")
+    untied: Any = built("gpt2")
+    untie_weights(untied)
+    for group in shard_groups(untied):
+        fully_shard(group, mesh=mesh)
+    found: dict[str, Any] = {"tied": said(lambda: load_checkpoint(untied, out / "one matrix"))}
+    if distributed.get_rank() == 0:
+        with bowline.open_checkpoint(out / "one matrix") as checkpoint:
+            checkpoint.edit().untie().commit(out / "two matrices")
+    distributed.barrier()
+    load_checkpoint(untied, out / "two matrices")
+    found["equal"] = torch.equal(*(whole(untied)[name] for name in ("lm_head.weight", "transformer.wte.weight")))
+    with torch.no_grad():
+        untied.lm_head.weight.add_(1.0)
+    save_checkpoint(untied, out / "apart")
+    found["apart"] = said(lambda: load_checkpoint(tied, out / "apart"))
+    load_checkpoint(tied, out / "apart", on_conflict="target")
+    found["head"] = torch.equal(whole(tied)["transformer.wte.weight"], whole(untied)["lm_head.weight"])
+    found["holds"] = bool(check_ties(tied))
+    return found
+
+
 def main() -> None:
     torch.set_num_threads(1)
     importlib.import_module("torch.distributed.nn")  # imported later, it would keep a reference to the group
@@ -133,6 +159,7 @@ def main() -> None:
         found["saved"] = saved(out, mesh)
         found["dcp"] = through_dcp(out, mesh, saves=True)
         found["untied"] = untied_into_tied(out, mesh)
+        found["and back"] = tied_to_untied_and_back(out, mesh)
     torch.save(found, out / f"{part}-{distributed.get_world_size()}-{os.environ['RANK']}.pt")
     distributed.barrier()
     distributed.destroy_process_group()

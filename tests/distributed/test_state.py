@@ -98,3 +98,13 @@ def test_an_untied_checkpoint_is_refused_by_a_tied_model(processes: list[dict[st
     for process in processes:
         assert "ties.lm_head.weight <- transformer.wte.weight" in process["untied"]["refused"]
         assert process["untied"]["unchanged"]
+
+
+def test_tied_to_untied_and_back_nothing_is_lost_silently(processes: list[dict[str, Any]]) -> None:
+    for process in processes:
+        found = process["and back"]
+        assert "lm_head.weight: not in the state" in found["tied"]
+        assert found["equal"]
+        assert "the state has two different ones" in found["apart"]
+        assert found["head"]
+        assert found["holds"]
