@@ -33,7 +33,7 @@ NAMES_OF_THE_DESIGN = {
     "load_checkpoint", "save_checkpoint", "load_state", "resize_vocab", "merge_lora", "quantize_tied", "audit",
     "open_checkpoint", "use_tied_loss", "split_gradient", "apply_once", "unique_parameters", "export",
     "shard_groups", "check_before_sharding", "TiedState", "PipelineTie", "tensor_parallel_plan",
-    "apply_tensor_parallel",
+    "apply_tensor_parallel", "check_weight_sync",
 }
 # fmt: on
 FRAMEWORKS = {"torch", "transformers", "safetensors", "tokenizers", "jax", "tensorflow"}

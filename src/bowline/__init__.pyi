@@ -29,6 +29,7 @@ from .nn import MLMHead as MLMHead
 from .nn import TieGuard as TieGuard
 from .nn import apply_once as apply_once
 from .nn import check_ties as check_ties
+from .nn import check_weight_sync as check_weight_sync
 from .nn import declared_ties as declared_ties
 from .nn import find_ties as find_ties
 from .nn import init_weights as init_weights

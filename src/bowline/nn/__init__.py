@@ -24,6 +24,7 @@ from bowline.nn.ties.tie_check import check_ties
 from bowline.nn.ties.tie_report import Remark, TieCheck, TieReport
 from bowline.nn.ties.tying import tie_weights
 from bowline.nn.ties.untying import untie_weights
+from bowline.nn.ties.weight_sync import SyncedEnd, WeightSync, check_weight_sync
 from bowline.nn.tree.unique_parameters import unique_parameters
 from bowline.nn.vocabulary.resize import VocabChange, resize_vocab
 
@@ -36,6 +37,7 @@ __all__ = [
     "LoadReport",
     "MLMHead",
     "Remark",
+    "SyncedEnd",
     "TieCheck",
     "TieGuard",
     "TieReport",
@@ -43,8 +45,10 @@ __all__ = [
     "TiedLoss",
     "TiedLossStatus",
     "VocabChange",
+    "WeightSync",
     "apply_once",
     "check_ties",
+    "check_weight_sync",
     "chosen_backend",
     "declared_ties",
     "find_roles",
