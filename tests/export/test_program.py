@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,31 @@ def test_what_is_no_program_of_bowline_is_refused(tmp_path: Path) -> None:
         torch.export.save(torch.export.export(Plain(), example), tmp_path / "other.pt2")
     with pytest.raises(CheckpointError, match="has no record of its ties"):
         load_program(tmp_path / "other.pt2")
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+def test_compiled_by_aot_inductor_the_matrix_is_one_constant(tmp_path: Path) -> None:
+    model: Any = MODELS["gpt2"]()
+    report = bowline.export(model, tmp_path / "model.pt2", to="pt2", aot_inductor=True)
+    assert report.outcome == "lm_head.weight <- transformer.wte.weight: one constant in the package"
+    assert (report.copies, report.verified, report.sizes) == (0, True, ((3, 7), (2, 6)))
+    matrix = model.get_input_embeddings().weight
+    assert report.nbytes < one_copy(model) + 0.5 * matrix.numel() * 4, "the code is smaller than half a matrix"
+    with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
+        (code,) = (name for name in archive.namelist() if name.endswith(".so"))
+        assert archive.read(code).count(matrix.detach().numpy().tobytes()) == 1
+
+
+def test_without_a_compiler_it_says_so_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.config as inductor
+
+    monkeypatch.setattr(inductor.cpp, "cxx", ("/no/such/compiler",))
+    with pytest.raises(UsageError, match=r"AOTInductor finds no C\+\+ compiler.*install g"):
+        bowline.export(MODELS["gpt2"](), tmp_path / "model.pt2", to="pt2", aot_inductor=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_aot_inductor_is_for_pt2_alone(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="aot_inductor=True: has no meaning for to='onnx'"):
+        bowline.export(MODELS["gpt2"](), tmp_path / "model.onnx", to="onnx", aot_inductor=True)

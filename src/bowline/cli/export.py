@@ -64,6 +64,9 @@ def export(
             help="ONNX: keep the weights in a file DST.data; by default if they have more than 1 GB.",
         ),
     ] = None,
+    aot_inductor: Annotated[
+        bool, typer.Option("--aot-inductor", help="pt2: compile it for this processor; needs a C++ compiler.")
+    ] = False,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not run the export beside the model; the report says so.")
     ] = False,
@@ -86,6 +89,7 @@ def export(
                 head=head.value,
                 opset=opset,
                 external_data=external_data,
+                aot_inductor=aot_inductor,
                 example=None,
                 verify=not no_verify,
             )
@@ -101,6 +105,7 @@ def export(
                     head=head.value,
                     opset=opset,
                     external_data=external_data,
+                    aot_inductor=aot_inductor,
                     verify=not no_verify,
                     progress=progress,
                 ).lines()

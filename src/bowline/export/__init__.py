@@ -30,6 +30,7 @@ def export(
     head: Literal["shared", "cloned"] = "shared",
     opset: int | None = None,
     external_data: bool | None = None,
+    aot_inductor: bool = False,
     example: Example | None = None,
     verify: bool = True,
 ) -> ExportReport: ...
@@ -53,6 +54,7 @@ def export(
     head: str = "shared",
     opset: int | None = None,
     external_data: bool | None = None,
+    aot_inductor: bool = False,
     example: Any = None,
     verify: bool = True,
     progress: Progress | None = None,
@@ -74,6 +76,8 @@ def export(
         opset: ONNX: the version of the operators. By default that of torch's exporter.
         external_data: ONNX: weights in a file `NAME.data` beside the model. By default above 1 GB; 2 GB is the limit
             of a file without it.
+        aot_inductor: pt2: compile the program for this machine's processor, with the weights in the code; needs a C++
+            compiler.
         example: inputs of the module, a tuple of tensors or a dict by name. Models with a config of a language model
             need none.
         verify: whether to run the export. The report says if it was not run.
@@ -101,7 +105,15 @@ def export(
         from bowline.export.live_export import export_live
 
         return export_live(
-            model, place, to=to, head=head, opset=opset, external_data=external_data, example=example, verify=verify
+            model,
+            place,
+            to=to,
+            head=head,
+            opset=opset,
+            external_data=external_data,
+            aot_inductor=aot_inductor,
+            example=example,
+            verify=verify,
         )
     if to not in FORMATS:
         raise UsageError(f"to={to!r:.60}: expected one of {', '.join(FORMATS)}", argument="to")
@@ -112,6 +124,7 @@ def export(
             argument="model",
         )
     beside = {"head": head != "shared", "opset": opset is not None, "external_data": external_data is not None}
+    beside |= {"aot_inductor": aot_inductor}
     beside |= {"example": example is not None, "verify": not verify}
     for name, given in beside.items():
         if given:

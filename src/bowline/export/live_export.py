@@ -13,6 +13,7 @@ from torch import nn
 
 from bowline.checkpoint.durable.file_publication import publishing_files
 from bowline.errors import CheckpointError, ConfigError, UsageError
+from bowline.export.compiled_program import doubled, load_compiled, write_compiled
 from bowline.export.export_report import ExportReport
 from bowline.export.plain_call import (
     Example,
@@ -54,11 +55,12 @@ def export_live(
     head: str,
     opset: int | None,
     external_data: bool | None,
+    aot_inductor: bool,
     example: Example | None,
     verify: bool,
 ) -> ExportReport:
     """Export as `bowline.export` describes it."""
-    _check_options(to, head, opset, external_data)
+    _check_options(to, head, opset, external_data, aot_inductor)
     if to == "onnx":
         from bowline.export.onnx_model import check_packages
 
@@ -76,7 +78,9 @@ def export_live(
         file = stage / place.name
         if external_data is None:
             external_data = one_copy > LARGE
-        run, outcome, copies, notes = _write(exported, loaded, inputs, file, to, opset, external_data, verify)
+        run, outcome, copies, notes = _write(
+            exported, loaded, inputs, file, to, opset, external_data, aot_inductor, verify
+        )
         difference, sizes = _verified(loaded, inputs, run, file, place) if verify else (None, ())
         written = sorted(stage.iterdir(), key=lambda path: (path.name != place.name, path.name))
         nbytes = sum(path.stat().st_size for path in written)
@@ -108,6 +112,7 @@ def _write(
     to: str,
     opset: int | None,
     external_data: bool,
+    aot_inductor: bool,
     verify: bool,
 ) -> tuple[Run, str, int, tuple[str, ...]]:
     """Write the file; returns how to run it, what became of the tie, the added copies and notes."""
@@ -119,6 +124,12 @@ def _write(
             outcome, copies = _outcome(ties, pointers(module), cloned=exported is not original)
             note = () if exported is original else (CLONED,)
             return lambda given: _tensors(module(*values_of(given))), outcome, copies, note
+        if to == "pt2" and aot_inductor:
+            write_compiled(exported, inputs, file)
+            compiled = load_compiled(file)
+            apart = doubled(compiled, ties)
+            outcome = _in_one(ties, apart, "one constant in the package")
+            return lambda given: _tensors(_call(compiled, given)), outcome, len(apart), (COMPILED,)
         if to == "pt2":
             write_program(exported, inputs, file)
             module = load_program(file)
@@ -150,6 +161,19 @@ LOADING = (
     "load it with bowline.export.program.load_program, which makes the ends one parameter; torch.export.load alone may "
     "give two on one memory"
 )
+
+
+COMPILED = (
+    "it is code for this machine's kind of processor and this torch; load it with torch._inductor.aoti_load_package"
+)
+
+
+def _in_one(ties: tuple[Tie, ...], apart: list[Tie], where: str) -> str:
+    if not ties:
+        return "the model has no tied head"
+    if apart:
+        return f"{joined([str(tie) for tie in apart])}: two matrices: the file holds the matrix twice"
+    return f"{joined([str(tie) for tie in ties])}: {where}"
 
 
 def _outcome(ties: tuple[Tie, ...], places: dict[str, int], *, cloned: bool) -> tuple[str, int]:
@@ -267,11 +291,15 @@ def _check_runs(model: nn.Module, inputs: Inputs) -> None:
         raise UsageError(f"{type(model).__name__}: its output has no tensor", help="wrap it in a module that gives one")
 
 
-def _check_options(to: str, head: str, opset: int | None, external_data: bool | None) -> None:
+def _check_options(to: str, head: str, opset: int | None, external_data: bool | None, aot_inductor: bool) -> None:
     if head not in ("shared", "cloned"):
         raise UsageError(f"head={head!r:.60}: expected 'shared' or 'cloned'", argument="head")
     if head == "cloned" and to != "torchscript":
         raise UsageError(f"head={head}: to={to!r} keeps the head shared", help="leave it out", argument="head")
+    if aot_inductor and to != "pt2":
+        raise UsageError(
+            f"aot_inductor=True: has no meaning for to={to!r}", help="leave it out", argument="aot_inductor"
+        )
     for name, value in (("opset", opset), ("external_data", external_data)):
         if value is not None and to != "onnx":
             raise UsageError(f"{name}={value}: has no meaning for to={to!r}", help="leave it out", argument=name)
