@@ -16,7 +16,7 @@ from bowline.nn.ties.declared_ties import declared_ties
 from bowline.nn.ties.ends import holds
 from bowline.nn.ties.shared_parameters import find_ties
 from bowline.nn.ties.tensor_comparison import difference, is_plain
-from bowline.nn.tree.sharding import whole_tensor
+from bowline.nn.tree.sharding import meshes_of, whole_tensor
 from bowline.nn.tree.slots import Slot, expect_module
 from bowline.nn.tree.storages import extent
 from bowline.nn.tree.table_slots import tie_ends
@@ -100,7 +100,7 @@ def check_weight_sync(model: nn.Module, copy: Copy | None, *, tied: bool = False
     """
     expect_module(model)
     known = tie_ends(model)
-    meshes = list(dict.fromkeys(mesh_of(slot.tensor) for slot in known.values() if is_dtensor(slot.tensor)))
+    meshes = meshes_of(slot.tensor for slot in known.values())
     error: BowlineError | None = None
     ties: tuple[Tie, ...] = ()
     found: Found = {}
@@ -124,11 +124,6 @@ def check_weight_sync(model: nn.Module, copy: Copy | None, *, tied: bool = False
         faults += [(seen, way_out or _help(group, wrong, found)) for seen, way_out in wrong]
     _raise_everywhere(meshes, _as_error(faults), has_copy=copy is not None)
     return WeightSync(ties=ties, ends=tuple(ends))
-
-
-def mesh_of(tensor: Any) -> Any:
-    """The mesh of a DTensor."""
-    return tensor.device_mesh
 
 
 def _ties(model: nn.Module, known: Mapping[str, Slot]) -> tuple[Tie, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,7 +10,16 @@ from torch import nn
 
 from bowline.functional.row_shard import is_dtensor
 
-__all__ = ["class_name", "fsdp_records", "local_part", "placed_alike", "placement_of", "spread_like", "whole_tensor"]
+__all__ = [
+    "class_name",
+    "fsdp_records",
+    "local_part",
+    "meshes_of",
+    "placed_alike",
+    "placement_of",
+    "spread_like",
+    "whole_tensor",
+]
 
 
 def class_name(module: nn.Module) -> str:
@@ -30,6 +40,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     part: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
     return part.detach()
+
+
+def meshes_of(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    """The meshes of those of the tensors that are DTensors, each once."""
+    spread: Any = filter(is_dtensor, tensors)
+    return list(dict.fromkeys(tensor.device_mesh for tensor in spread))
 
 
 def placement_of(tensor: torch.Tensor) -> str:
