@@ -63,8 +63,9 @@ def save_checkpoint(
     The directory changes in one step: a crash, a full disk or an error leaves the old checkpoint whole. Old weight
     files are removed, other files stay. Tensors are not copied first; those on an accelerator are moved one at a time.
 
-    A model that is sharded (DTensors) is gathered one tensor at a time, and the first process of the default group
-    writes; every process has to call this, and gets the same names, or the same error.
+    A model that is sharded (DTensors) is gathered one tensor at a time, and the first process writes. Every process of
+    the default group has to call this, or, if the model is on a mesh of one dimension with some of them, those of the
+    mesh. All get the same names, or the same error; a process that is lost meanwhile is a `CheckpointError`.
 
     Raises:
         TieError: the flag alone decides the tie and the scale before the head (T5 and its relatives in transformers 4,

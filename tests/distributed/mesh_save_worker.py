@@ -1,0 +1,73 @@
+"""What each process runs: saves of models on one dimension of a mesh, and on meshes of some processes only."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from bowline.distributed import shard_groups
+from bowline.errors import BowlineError
+from bowline.nn import check_weight_sync, load_checkpoint, save_checkpoint
+from bowline.nn.tree.sharding import whole_tensor
+from tests.distributed.models import built
+
+NAME = "gpt2"
+
+
+def sharded(mesh: DeviceMesh) -> nn.Module:
+    model = built(NAME)
+    for group in shard_groups(model):
+        fully_shard(group, mesh=mesh)
+    return model
+
+
+def saved(mesh: DeviceMesh, place: Path) -> dict[str, Any]:
+    """The names of the files, or the error; and whether a load gives back the same."""
+    model = sharded(mesh)
+    try:
+        files = save_checkpoint(model, place)
+    except BowlineError as error:
+        return {"refused": str(error)}
+    again = sharded(mesh)
+    with torch.no_grad():
+        for parameter in again.parameters():
+            parameter.zero_()
+    load_checkpoint(again, place)
+    pairs = zip(model.parameters(), again.parameters(), strict=True)
+    synced = str(check_weight_sync(model, again))
+    return {
+        "files": files,
+        "loaded": all(torch.equal(*map(whole_tensor, pair)) for pair in pairs),
+        "synced": synced,
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    importlib.import_module("torch.distributed.nn")  # imported later, it would keep a reference to the group
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=30))
+    out, rank, count = Path(sys.argv[1]), distributed.get_rank(), distributed.get_world_size()
+    upper = list(range(count // 2, count))
+    both = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replica", "shard"))
+    some = DeviceMesh("cpu", upper)
+    grid = DeviceMesh("cpu", [[each] for each in upper], mesh_dim_names=("replica", "shard"))
+    found = {"dimension": saved(both["shard"], out / "dimension")}
+    if rank in upper:
+        found["some"] = saved(some, out / "some")
+        found["grid"] = saved(grid, out / "grid")
+    torch.save(found, out / f"{os.environ['RANK']}.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
