@@ -1,4 +1,4 @@
-"""What each process runs: saves of models on one dimension of a mesh, and on meshes of some processes only."""
+"""What each process runs: saves of models on one dimension of a mesh, and on some processes only; a sync over two."""
 
 from __future__ import annotations
 
@@ -51,6 +51,25 @@ def saved(mesh: DeviceMesh, place: Path) -> dict[str, Any]:
     }
 
 
+def synced_over(mesh: DeviceMesh) -> list[str]:
+    """What each process hears if the last one's copy alone is stale, and after that none is."""
+    model, copy = sharded(mesh), built(NAME)
+    head: Any = copy.get_output_embeddings()  # type: ignore[operator]
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    last = distributed.get_rank() == distributed.get_world_size() - 1
+    if last:
+        head.weight.data[3] += 1
+    heard = []
+    for _ in range(2):
+        try:
+            heard.append(str(check_weight_sync(model, copy if last else None)))
+        except BowlineError as error:
+            heard.append(str(error))
+        if last:
+            head.weight.data.copy_(copy.get_input_embeddings().weight.data)  # type: ignore[operator]
+    return heard
+
+
 def main() -> None:
     torch.set_num_threads(1)
     importlib.import_module("torch.distributed.nn")  # imported later, it would keep a reference to the group
@@ -60,7 +79,7 @@ def main() -> None:
     both = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replica", "shard"))
     some = DeviceMesh("cpu", upper)
     grid = DeviceMesh("cpu", [[each] for each in upper], mesh_dim_names=("replica", "shard"))
-    found = {"dimension": saved(both["shard"], out / "dimension")}
+    found: dict[str, Any] = {"dimension": saved(both["shard"], out / "dimension"), "synced": synced_over(both)}
     if rank in upper:
         found["some"] = saved(some, out / "some")
         found["grid"] = saved(grid, out / "grid")

@@ -64,3 +64,12 @@ def test_a_grid_of_some_processes_is_refused_on_each_of_them(place: Path, proces
         assert "expected a mesh of all processes, or one mesh of one dimension" in process["grid"]["refused"]
         assert f"shape ({len(upper)}, 1), and there are {len(processes)} processes" in process["grid"]["refused"]
     assert not (place / "grid").exists()
+
+
+def test_a_sync_is_judged_over_all_dimensions_of_the_mesh(processes: list[dict[str, Any]]) -> None:
+    last = len(processes) - 1
+    for rank, process in enumerate(processes):
+        stale, right = process["synced"]
+        whose = "" if rank == last else f"process {last}: "
+        assert stale.startswith(f"{whose}lm_head.weight of the copy is stale: 1 of 51 rows (2%) differ")
+        assert right.startswith("transformer.wte.weight: 51 rows equal" if rank == last else "no copy on this process")

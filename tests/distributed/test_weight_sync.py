@@ -58,3 +58,11 @@ def test_both_ends_sent_is_right(name: str, processes: list[dict[str, Any]]) -> 
 def test_a_copy_on_some_process_is_expected(name: str, processes: list[dict[str, Any]]) -> None:
     for process in processes:
         assert process[name]["none"].startswith("UsageError: copy is None on every process")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_matrix_that_is_split_for_tensor_parallelism_is_gathered(name: str, processes: list[dict[str, Any]]) -> None:
+    head = HEADS.get(name, "lm_head.weight")
+    for process in processes:
+        assert f"{head} of the copy is stale: 51 of 51 rows (100%)" in process[name]["split, one end"]
+        assert f"{head}: 51 rows equal as torch.float64" in process[name]["split, both"]

@@ -14,7 +14,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from bowline.distributed import shard_groups
+from bowline.distributed import apply_tensor_parallel, shard_groups
 from bowline.errors import BowlineError
 from bowline.nn import check_weight_sync
 from tests.distributed.fsdp_worker import share, whole
@@ -46,6 +46,18 @@ def said(model: nn.Module, copy: Any) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def split(name: str, mesh: DeviceMesh) -> dict[str, str]:
+    """A model whose matrix is split by its rows, for tensor parallelism."""
+    model: Any = built(name)
+    apply_tensor_parallel(model, mesh)
+    copy: Any = built(name)
+    head = copy.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach() + 1)
+    found = {"split, one end": said(model, copy)}
+    head.weight.data.copy_(built(name).get_output_embeddings().weight.data)  # type: ignore[operator]
+    return {**found, "split, both": said(model, copy)}
+
+
 def run(name: str, mesh: DeviceMesh) -> dict[str, str]:
     model: Any = built(name)
     for group in shard_groups(model):
@@ -68,7 +80,7 @@ def run(name: str, mesh: DeviceMesh) -> dict[str, str]:
     with torch.no_grad():
         model(input_ids=BATCHES[0], labels=BATCHES[0])  # the root stays whole until its backward pass
     found["after a forward pass"] = said(model, copy if first else None)
-    return found
+    return {**found, **split(name, mesh)}
 
 
 def main() -> None:
