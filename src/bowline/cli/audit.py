@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bowline.cli.audit_many import audit_many
 from bowline.cli.output_format import OutputFormat
 from bowline.cli.progress_bar import shown_progress
-from bowline.errors import BowlineError, ConfigError, NoCheckpointError, UsageError
+from bowline.errors import BowlineError, ConfigError, UsageError
 from bowline.wording import printable
 
 if TYPE_CHECKING:  # each command starts without the audit
@@ -22,9 +23,9 @@ __all__ = ["audit"]
 
 def audit(
     paths: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="PATH...", help="Directories, files, or Hub repositories as org/name[@revision]."),
-    ],
+    ] = None,
     output_format: Annotated[OutputFormat, typer.Option(help="Format of the report.")] = OutputFormat.FULL,
     select: Annotated[list[str], typer.Option(help="Report only codes that begin with this. Repeatable.")] = [],  # noqa: B006
     ignore: Annotated[list[str], typer.Option(help="Leave out codes that begin with this. Repeatable.")] = [],  # noqa: B006
@@ -35,6 +36,17 @@ def audit(
     recursive: Annotated[
         bool, typer.Option("--recursive", help="Audit each checkpoint directory in PATH and below it.")
     ] = False,
+    from_file: Annotated[
+        Path | None, typer.Option(metavar="LIST", help="Also audit the paths in a file, one a line.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="jsonl: audits at once, each in a process of its own.")] = 1,
+    time_limit: Annotated[
+        float, typer.Option(min=0.1, help="jsonl: seconds after which one audit is stopped.")
+    ] = 600.0,
+    output_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="jsonl: add the lines to FILE, without the paths that it has already."),
+    ] = None,
     base: Annotated[
         str | None,
         typer.Option(
@@ -63,6 +75,17 @@ def audit(
 
     # report a wrong code before any file is read
     select_rules(split_codes(select), split_codes(ignore), adapters=False)
+    places = _places(paths or [], from_file)
+    if output_format == OutputFormat.JSONL:
+        for name, given in (("--fix", fix), ("--plot", plot is not None)):
+            if given:
+                raise UsageError(f"{name} with --output-format jsonl: audits run in other processes, which only read")
+        options = {"values": values, "base": base, "select": split_codes(select), "ignore": split_codes(ignore)}
+        expanded = _expanded(places, recursive=recursive)
+        raise typer.Exit(audit_many(expanded, options, jobs=jobs, time_limit=time_limit, output_file=output_file))
+    for name, given in (("--jobs", jobs != 1), ("--output-file", output_file is not None)):
+        if given:
+            raise UsageError(f"{name}: is for --output-format jsonl", help="add --output-format jsonl")
     if plot is not None:
         from bowline.plots.figure_style import check_can_save
 
@@ -70,7 +93,7 @@ def audit(
     reports: list[AuditReport] = []
     adapters: list[AdapterReport] = []
     failures: list[AuditFailure] = []
-    for path in _expanded(paths, recursive=recursive):
+    for path in _expanded(places, recursive=recursive):
         try:
             found = _audit_one(path, split_codes(select), split_codes(ignore), values=values, base=base, fix=fix)
             if isinstance(found, AuditReport):
@@ -89,6 +112,16 @@ def audit(
     )
     typer.echo(FORMATS[output_format.value](run))
     raise typer.Exit(run.exit_code)
+
+
+def _places(paths: list[str], from_file: Path | None) -> list[str]:
+    if from_file is None:
+        if not paths:
+            raise typer.BadParameter("missing; give a directory, a file, or --from-file LIST", param_hint="PATH...")
+        return paths
+    from bowline.auditing.queue.place_list import read_places
+
+    return [*paths, *read_places(from_file)]
 
 
 def _expanded(paths: list[str], *, recursive: bool) -> Iterator[str]:
@@ -135,19 +168,12 @@ def split_codes(options: list[str]) -> list[str]:
 def _audit_one(
     path: str, select: list[str], ignore: list[str], *, values: bool, base: str | None, fix: bool
 ) -> AuditReport | AdapterReport:
-    from bowline import auditing
-    from bowline.auditing.adapter_place import is_adapter
+    from bowline.auditing.audit_report import AuditReport
+    from bowline.auditing.place_audit import audit_place
 
-    if is_adapter(path, hub=False):
-        return auditing.audit_adapter(path, values=values, base=base, select=select, ignore=ignore)
-    try:
-        with shown_progress(path) as progress:
-            report = auditing.audit(path, values=values, base=base, select=select, ignore=ignore, progress=progress)
-    except NoCheckpointError:
-        if not is_adapter(path, hub=True):  # a repository of the Hub that holds no whole model
-            raise
-        return auditing.audit_adapter(path, values=values, base=base, select=select, ignore=ignore)
-    if fix:
+    with shown_progress(path) as progress:
+        report = audit_place(path, values=values, base=base, select=select, ignore=ignore, progress=progress)
+    if fix and isinstance(report, AuditReport):
         from bowline.auditing.config_fix import fix_config
 
         try:
@@ -158,5 +184,5 @@ def _audit_one(
         if changed:
             for line in changed:
                 typer.echo(printable(f"{path}: {line}"), err=True)
-            report = auditing.audit(path, values=values, base=base, select=select, ignore=ignore)
+            return audit_place(path, values=values, base=base, select=select, ignore=ignore)
     return report

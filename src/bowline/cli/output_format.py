@@ -14,3 +14,4 @@ class OutputFormat(StrEnum):
     CONCISE = "concise"
     JSON = "json"
     SARIF = "sarif"
+    JSONL = "jsonl"

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from bowline.auditing.audit_report import REPORT_VERSION
 from bowline.auditing.loaders import loaders_run
 from bowline.auditing.report.audit_run import Run
 
-__all__ = ["render_json"]
+__all__ = ["record_of", "render_json", "render_line"]
 
 
 def render_json(run: Run) -> str:
     """The run as one JSON object with a `version`. JSON lacks NaN and infinities; they become null."""
+    return json.dumps(record_of(run), indent=2, ensure_ascii=True, allow_nan=False)
+
+
+def render_line(path: str, record: Mapping[str, Any]) -> str:
+    """The record of one place as a line of results, which begins with its `path`."""
+    return json.dumps({"path": path, **record}, ensure_ascii=True, allow_nan=False)
+
+
+def record_of(run: Run) -> dict[str, Any]:
+    """The run as JSON holds it."""
     record = {
         "version": REPORT_VERSION,
         "loaders": loaders_run(),
@@ -24,7 +35,8 @@ def render_json(run: Run) -> str:
             {"path": failure.path, "message": failure.message, "help": failure.help} for failure in run.failures
         ],
     }
-    return json.dumps(_finite(record), indent=2, ensure_ascii=True, allow_nan=False)
+    found: dict[str, Any] = _finite(record)
+    return found
 
 
 def _finite(value: Any) -> Any:
