@@ -184,6 +184,24 @@ def test_the_ends_of_a_module_with_names_of_its_own_are_found_by_kind() -> None:
         check_weight_sync(model, copy)
 
 
+class EngineParameter(nn.Parameter):
+    """An engine's own kind of parameter, as vLLM has them."""
+
+    def __new__(cls, data: torch.Tensor) -> EngineParameter:
+        return torch.Tensor._make_subclass(cls, data, False)
+
+
+def test_an_engines_own_kind_of_parameter_is_compared_as_any_other() -> None:
+    model = tied(TinyLM())
+    copy = TinyLM()
+    for module in (copy.emb, copy.head):
+        module.weight = EngineParameter(model.emb.weight.detach().clone())
+    assert len(check_weight_sync(model, copy).ends) == 2
+    copy.head.weight.data[0] += 1
+    with pytest.raises(TieError, match=r"head\.weight of the copy is stale: 1 of 11 rows"):
+        check_weight_sync(model, copy)
+
+
 # --- ends that are missing ------------------------------------------------------------------------------------------
 
 
