@@ -157,10 +157,10 @@ def within(loaded: set[str], *parts: str) -> set[str]:
     return {name for name in loaded for part in parts if f"{name}.".startswith(f"bowline.{part}.")}
 
 
-def test_the_version_loads_the_commands_and_nothing_that_they_run() -> None:
+def test_the_version_loads_the_commands_and_the_tables_and_nothing_that_they_run() -> None:
     loaded = ran("--version")
     assert "bowline.cli.audit" in loaded
-    assert not within(loaded, "auditing.rules", "auditing.report", "checkpoint", "families", "edit")
+    assert not within(loaded, "auditing.rules", "auditing.report", "auditing.queue", "checkpoint.durable", "edit")
     assert not loaded & {"rich", "numpy", "httpx2", "huggingface_hub", *FRAMEWORKS}
 
 

@@ -14,6 +14,7 @@ from bowline.cli.audit import audit
 from bowline.cli.cast import cast
 from bowline.cli.dedupe import dedupe
 from bowline.cli.demo import demo
+from bowline.cli.doctor import doctor
 from bowline.cli.explain import explain
 from bowline.cli.export import export
 from bowline.cli.extract import extract
@@ -42,7 +43,6 @@ app = typer.Typer(
         "edit checkpoints on disk, and train and run tied models."
     ),
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -66,6 +66,7 @@ app.command()(init_loss)
 app.command(cls=TrainCommand)(train)
 app.command()(study)
 app.command()(demo)
+app.command()(doctor)
 
 
 @app.callback(invoke_without_command=True)
@@ -74,7 +75,10 @@ def version(
 ) -> None:
     """Weight tying in language models."""
     if show:
+        from bowline.auditing.loaders import loaders_run
+
         typer.echo(f"bowline {__version__}")
+        typer.echo(f"tables of {', '.join(dict.fromkeys(loaders_run().values()))}")
         raise typer.Exit
 
 
