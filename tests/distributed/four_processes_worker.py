@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +13,20 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tests.distributed.fsdp_worker import by_data_parallel, by_groups
 from tests.distributed.models import FAMILIES, MODELS
+from tests.distributed.process_group import joined
 from tests.distributed.state_worker import through_dcp
 from tests.distributed.tensor_parallel_worker import split
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    importlib.import_module("torch.distributed.nn")  # imported later, it would keep a reference to the group
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    out = Path(sys.argv[1])
-    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-    found: dict[str, Any] = {"fsdp": {name: by_groups(name, mesh) for name in MODELS}}
-    found["ddp"] = {name: by_data_parallel(name) for name in FAMILIES}
-    found["tp"] = {name: split(name, mesh, out) for name in MODELS}
-    found["dcp"] = through_dcp(out, mesh, saves=True)
-    torch.save(found, out / f"{os.environ['RANK']}.pt")
-    distributed.barrier()
-    distributed.destroy_process_group()
+    with joined():
+        out = Path(sys.argv[1])
+        mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+        found: dict[str, Any] = {"fsdp": {name: by_groups(name, mesh) for name in MODELS}}
+        found["ddp"] = {name: by_data_parallel(name) for name in FAMILIES}
+        found["tp"] = {name: split(name, mesh, out) for name in MODELS}
+        found["dcp"] = through_dcp(out, mesh, saves=True)
+        torch.save(found, out / f"{os.environ['RANK']}.pt")
 
 
 if __name__ == "__main__":

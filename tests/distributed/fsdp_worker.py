@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from bowline.errors import BowlineError
 from bowline.nn import TieGuard, check_ties, tie_weights, untie_weights
 from bowline.nn.tree.sharding import local_part
 from tests.distributed.models import BATCHES, MODELS, RATE, built, trained
+from tests.distributed.process_group import joined
 
 ROWS = 4
 
@@ -199,23 +199,21 @@ def guards() -> dict[str, Any]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    out = Path(sys.argv[1])
-    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-    found: dict[str, Any] = {"fsdp": {name: by_groups(name, mesh) for name in MODELS}}
-    found["ddp"] = {name: by_data_parallel(name) for name in ("gpt2", "bert", "t5")}
-    found["tied afterwards"] = tied_afterwards(mesh)
-    found["wrapped apart"] = wrapped_apart(mesh)
-    found["transformers"] = by_transformers(out)
-    found["stages"] = stages_of_transformers(out)
-    found["alias"] = an_alias(mesh)
-    found["early optimizer"] = an_early_optimizer(mesh)
-    found["disagreements"] = disagreements()
-    found["guards"] = guards()
-    found["local"] = {"rows": len(local_part(fully_sharded_table(mesh)))}
-    torch.save(found, out / f"{os.environ['RANK']}.pt")
-    distributed.destroy_process_group()
+    with joined():
+        out = Path(sys.argv[1])
+        mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+        found: dict[str, Any] = {"fsdp": {name: by_groups(name, mesh) for name in MODELS}}
+        found["ddp"] = {name: by_data_parallel(name) for name in ("gpt2", "bert", "t5")}
+        found["tied afterwards"] = tied_afterwards(mesh)
+        found["wrapped apart"] = wrapped_apart(mesh)
+        found["transformers"] = by_transformers(out)
+        found["stages"] = stages_of_transformers(out)
+        found["alias"] = an_alias(mesh)
+        found["early optimizer"] = an_early_optimizer(mesh)
+        found["disagreements"] = disagreements()
+        found["guards"] = guards()
+        found["local"] = {"rows": len(local_part(fully_sharded_table(mesh)))}
+        torch.save(found, out / f"{os.environ['RANK']}.pt")
 
 
 def fully_sharded_table(mesh: DeviceMesh) -> torch.Tensor:

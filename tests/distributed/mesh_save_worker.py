@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from bowline.errors import BowlineError
 from bowline.nn import check_weight_sync, load_checkpoint, save_checkpoint
 from bowline.nn.tree.sharding import whole_tensor
 from tests.distributed.models import built
+from tests.distributed.process_group import joined
 
 NAME = "gpt2"
 
@@ -71,21 +70,17 @@ def synced_over(mesh: DeviceMesh) -> list[str]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    importlib.import_module("torch.distributed.nn")  # imported later, it would keep a reference to the group
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=30))
-    out, rank, count = Path(sys.argv[1]), distributed.get_rank(), distributed.get_world_size()
-    upper = list(range(count // 2, count))
-    both = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replica", "shard"))
-    some = DeviceMesh("cpu", upper)
-    grid = DeviceMesh("cpu", [[each] for each in upper], mesh_dim_names=("replica", "shard"))
-    found: dict[str, Any] = {"dimension": saved(both["shard"], out / "dimension"), "synced": synced_over(both)}
-    if rank in upper:
-        found["some"] = saved(some, out / "some")
-        found["grid"] = saved(grid, out / "grid")
-    torch.save(found, out / f"{os.environ['RANK']}.pt")
-    distributed.barrier()
-    distributed.destroy_process_group()
+    with joined(30):
+        out, rank, count = Path(sys.argv[1]), distributed.get_rank(), distributed.get_world_size()
+        upper = list(range(count // 2, count))
+        both = init_device_mesh("cpu", (2, count // 2), mesh_dim_names=("replica", "shard"))
+        some = DeviceMesh("cpu", upper)
+        grid = DeviceMesh("cpu", [[each] for each in upper], mesh_dim_names=("replica", "shard"))
+        found: dict[str, Any] = {"dimension": saved(both["shard"], out / "dimension"), "synced": synced_over(both)}
+        if rank in upper:
+            found["some"] = saved(some, out / "some")
+            found["grid"] = saved(grid, out / "grid")
+        torch.save(found, out / f"{os.environ['RANK']}.pt")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import copy
 import os
 import sys
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from bowline.distributed.pipeline_tie import PipelineTie
 from bowline.errors import BowlineError
 from bowline.functional.row_shard import is_dtensor
 from tests.distributed.models import BATCHES, FAMILIES, RATE, VOCABULARY
+from tests.distributed.process_group import joined
 
 __all__ = ["MAX_NORM", "NAMES", "PENALTY", "V_RUNS", "next_token_loss", "optimizer_of", "tiny", "token_loss"]
 
@@ -504,39 +504,37 @@ def gathered(mesh: DeviceMesh) -> dict[str, str]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    out = Path(sys.argv[1])
-    found: dict[str, Any] = {}
-    if distributed.get_world_size() == 2:
-        bert_names = ("embeddings.word_embeddings.weight", "predictions.decoder.weight")
-        bert: dict[str, Any] = {"make": BertStage, "model": "bert", "names": bert_names, "loss": token_loss}
-        alternate, v_shape = {0: [0, 2], 1: [1, 3]}, {0: [0, 3], 1: [1, 2]}
-        found["gpipe"] = two_stages(ScheduleGPipe)
-        found["1f1b"] = two_stages(Schedule1F1B, attached=True)
-        found["attached"] = two_stages(ScheduleGPipe, attached=True, clips=False)
-        found["interleaved"] = chunks(ScheduleInterleaved1F1B, alternate)
-        if V_RUNS:
-            found["v"] = chunks(ScheduleZBVZeroBubble, v_shape)
-            found["v shared"] = chunks(ScheduleZBVZeroBubble, v_shape, shared=True)
-        found["plain"] = two_stages(ScheduleGPipe, tied=False)
-        found["bert"] = two_stages(ScheduleGPipe, **bert)
-        found["t5"] = encoder_decoder()
-        found["refusals"] = refusals()
-        found["twice"] = twice()
-        found["single"] = single_calls()
-    else:
-        fsdp = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
-        tensors = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
-        found["four stages"] = two_stages(Schedule1F1B)
-        found["fsdp"] = with_fsdp(fsdp)
-        found["fsdp plain"] = with_fsdp(fsdp, tied=False)
-        found["tensor parallel"] = with_tensor_parallel(tensors)
-        found["placed otherwise"] = gradient_placed_otherwise(tensors)
-        found["placements"] = unlike_placements(fsdp)
-        found["gathered"] = gathered(fsdp)
-    torch.save(found, out / f"{os.environ['RANK']}.pt")
-    distributed.destroy_process_group()
+    with joined():
+        out = Path(sys.argv[1])
+        found: dict[str, Any] = {}
+        if distributed.get_world_size() == 2:
+            bert_names = ("embeddings.word_embeddings.weight", "predictions.decoder.weight")
+            bert: dict[str, Any] = {"make": BertStage, "model": "bert", "names": bert_names, "loss": token_loss}
+            alternate, v_shape = {0: [0, 2], 1: [1, 3]}, {0: [0, 3], 1: [1, 2]}
+            found["gpipe"] = two_stages(ScheduleGPipe)
+            found["1f1b"] = two_stages(Schedule1F1B, attached=True)
+            found["attached"] = two_stages(ScheduleGPipe, attached=True, clips=False)
+            found["interleaved"] = chunks(ScheduleInterleaved1F1B, alternate)
+            if V_RUNS:
+                found["v"] = chunks(ScheduleZBVZeroBubble, v_shape)
+                found["v shared"] = chunks(ScheduleZBVZeroBubble, v_shape, shared=True)
+            found["plain"] = two_stages(ScheduleGPipe, tied=False)
+            found["bert"] = two_stages(ScheduleGPipe, **bert)
+            found["t5"] = encoder_decoder()
+            found["refusals"] = refusals()
+            found["twice"] = twice()
+            found["single"] = single_calls()
+        else:
+            fsdp = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+            tensors = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+            found["four stages"] = two_stages(Schedule1F1B)
+            found["fsdp"] = with_fsdp(fsdp)
+            found["fsdp plain"] = with_fsdp(fsdp, tied=False)
+            found["tensor parallel"] = with_tensor_parallel(tensors)
+            found["placed otherwise"] = gradient_placed_otherwise(tensors)
+            found["placements"] = unlike_placements(fsdp)
+            found["gathered"] = gathered(fsdp)
+        torch.save(found, out / f"{os.environ['RANK']}.pt")
 
 
 if __name__ == "__main__":

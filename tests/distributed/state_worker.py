@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from bowline.nn.state.mapped_tensors import stored_tensor
 from bowline.nn.tree.sharding import spread_like
 from tests.distributed.fsdp_worker import mean, said, share, whole
 from tests.distributed.models import MODELS, RATE, built, trained
+from tests.distributed.process_group import joined
 
 NAMES = ("gpt2", "bert", "t5", "llama")
 ROWS, WIDTH = 40_000, 256
@@ -146,23 +145,19 @@ def tied_to_untied_and_back(out: Path, mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    importlib.import_module("torch.distributed.nn")  # imported later, it would keep a reference to the group
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    out, part = Path(sys.argv[1]), sys.argv[2]
-    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-    if part == "resume":
-        found: dict[str, Any] = {"dcp": through_dcp(out, mesh, saves=False)}
-    else:
-        found = {"loaded": {name: list(loaded(name, out, mesh)) for name in NAMES}}
-        found["read"] = read_bytes(out, mesh)
-        found["saved"] = saved(out, mesh)
-        found["dcp"] = through_dcp(out, mesh, saves=True)
-        found["untied"] = untied_into_tied(out, mesh)
-        found["and back"] = tied_to_untied_and_back(out, mesh)
-    torch.save(found, out / f"{part}-{distributed.get_world_size()}-{os.environ['RANK']}.pt")
-    distributed.barrier()
-    distributed.destroy_process_group()
+    with joined():
+        out, part = Path(sys.argv[1]), sys.argv[2]
+        mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+        if part == "resume":
+            found: dict[str, Any] = {"dcp": through_dcp(out, mesh, saves=False)}
+        else:
+            found = {"loaded": {name: list(loaded(name, out, mesh)) for name in NAMES}}
+            found["read"] = read_bytes(out, mesh)
+            found["saved"] = saved(out, mesh)
+            found["dcp"] = through_dcp(out, mesh, saves=True)
+            found["untied"] = untied_into_tied(out, mesh)
+            found["and back"] = tied_to_untied_and_back(out, mesh)
+        torch.save(found, out / f"{part}-{distributed.get_world_size()}-{os.environ['RANK']}.pt")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from bowline.functional.row_shard import is_dtensor
 from bowline.nn import check_ties, load_checkpoint, save_checkpoint
 from bowline.nn.tree.sharding import local_part
 from tests.distributed.models import RATE, TENSOR_PARALLEL, built, trained
+from tests.distributed.process_group import joined
 
 
 def split(name: str, mesh: DeviceMesh, out: Path) -> dict[str, Any]:
@@ -73,17 +72,13 @@ def refusals(mesh: DeviceMesh) -> dict[str, str]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    importlib.import_module("torch.distributed.nn")  # imported later, it would keep a reference to the group
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    out = Path(sys.argv[1])
-    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-    found: dict[str, Any] = {name: split(name, mesh, out) for name in TENSOR_PARALLEL}
-    found["torch alone"] = by_torch_alone(mesh)
-    found["refusals"] = refusals(mesh)
-    torch.save(found, out / f"{os.environ['RANK']}.pt")
-    distributed.barrier()
-    distributed.destroy_process_group()
+    with joined():
+        out = Path(sys.argv[1])
+        mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+        found: dict[str, Any] = {name: split(name, mesh, out) for name in TENSOR_PARALLEL}
+        found["torch alone"] = by_torch_alone(mesh)
+        found["refusals"] = refusals(mesh)
+        torch.save(found, out / f"{os.environ['RANK']}.pt")
 
 
 if __name__ == "__main__":

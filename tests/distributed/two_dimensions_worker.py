@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from bowline.errors import BowlineError
 from bowline.nn import check_ties, load_checkpoint, save_checkpoint
 from bowline.nn.tree.sharding import local_part, whole_tensor
 from tests.distributed.models import BATCHES, RATE, built, trained
+from tests.distributed.process_group import joined
 
 NAMES = ("gpt2", "bert", "t5", "llama", "gemma3")
 
@@ -91,17 +90,13 @@ def other_way_round(mesh: DeviceMesh) -> str:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    importlib.import_module("torch.distributed.nn")  # imported later, it would keep a reference to the group
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    out, sizes = Path(sys.argv[1]), tuple(int(size) for size in sys.argv[2].split("x"))
-    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
-    place = out / sys.argv[2]
-    found: dict[str, Any] = {name: run(name, mesh, place) for name in NAMES}
-    found["other way round"] = other_way_round(mesh)
-    torch.save(found, place / f"{os.environ['RANK']}.pt")
-    distributed.barrier()
-    distributed.destroy_process_group()
+    with joined():
+        out, sizes = Path(sys.argv[1]), tuple(int(size) for size in sys.argv[2].split("x"))
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
+        place = out / sys.argv[2]
+        found: dict[str, Any] = {name: run(name, mesh, place) for name in NAMES}
+        found["other way round"] = other_way_round(mesh)
+        torch.save(found, place / f"{os.environ['RANK']}.pt")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from bowline.functional.row_shard import RowShard
 from bowline.functional.tied_lookup import tied_embedding
 from bowline.nn import use_tied_loss
 from tests.distributed.models import built
+from tests.distributed.process_group import joined
 
 WIDTH, LEAD = 16, (3, 7)
 FIRST = 26
@@ -324,29 +324,27 @@ def refusals(mesh: DeviceMesh) -> dict[str, str]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    out, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    mesh = init_device_mesh("cpu", (2,))
-    found: dict[str, Any] = {
-        "losses": {(size, name): loss_case(size, name, mesh) for size in SIZES for name in OPTIONS},
-        "rows": len(RowShard.of(split(torch.ones(51, WIDTH), mesh)).part()),
-        "backend": chosen_backend(torch.ones(2, WIDTH), split(torch.ones(51, WIDTH), mesh)),
-        "sent": {size: communication(size, mesh) for size in (50, 5000)},
-        "sent, smoothed": communication(50, mesh, label_smoothing=0.1, z_loss=0.1, softcap=2.0),
-        "lookups": {padding: lookup(padding, mesh) for padding in PADDINGS},
-        "spread ids": lookup(30, mesh, spread=True),
-        "logits": logits_alone(mesh),
-        "families": {name: models_logits(name, mesh) for name in ("gpt2", "bert", "t5")},
-        "both ends": {backend: both_ends(mesh, backend) for backend in ("chunked", "logits", "reference")},
-        "compiled": compiled(mesh),
-        "twice": twice(mesh),
-        "without positions": without_positions(mesh),
-        "models": {name: model_case(plan, mesh) for name, plan in PLANS.items()},
-        "refused": refusals(mesh),
-    }
-    torch.save(found, out / f"{rank}.pt")
-    distributed.destroy_process_group()
+    with joined():
+        out, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+        mesh = init_device_mesh("cpu", (2,))
+        found: dict[str, Any] = {
+            "losses": {(size, name): loss_case(size, name, mesh) for size in SIZES for name in OPTIONS},
+            "rows": len(RowShard.of(split(torch.ones(51, WIDTH), mesh)).part()),
+            "backend": chosen_backend(torch.ones(2, WIDTH), split(torch.ones(51, WIDTH), mesh)),
+            "sent": {size: communication(size, mesh) for size in (50, 5000)},
+            "sent, smoothed": communication(50, mesh, label_smoothing=0.1, z_loss=0.1, softcap=2.0),
+            "lookups": {padding: lookup(padding, mesh) for padding in PADDINGS},
+            "spread ids": lookup(30, mesh, spread=True),
+            "logits": logits_alone(mesh),
+            "families": {name: models_logits(name, mesh) for name in ("gpt2", "bert", "t5")},
+            "both ends": {backend: both_ends(mesh, backend) for backend in ("chunked", "logits", "reference")},
+            "compiled": compiled(mesh),
+            "twice": twice(mesh),
+            "without positions": without_positions(mesh),
+            "models": {name: model_case(plan, mesh) for name, plan in PLANS.items()},
+            "refused": refusals(mesh),
+        }
+        torch.save(found, out / f"{rank}.pt")
 
 
 if __name__ == "__main__":

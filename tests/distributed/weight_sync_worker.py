@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from bowline.errors import BowlineError
 from bowline.nn import check_weight_sync
 from tests.distributed.fsdp_worker import share, whole
 from tests.distributed.models import BATCHES, built
+from tests.distributed.process_group import joined
 
 NAMES = ("gpt2", "bert", "t5", "llama")
 
@@ -84,14 +83,10 @@ def run(name: str, mesh: DeviceMesh) -> dict[str, str]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    importlib.import_module("torch.distributed.nn")  # imported later, it would keep a reference to the group
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
-    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-    found = {name: run(name, mesh) for name in NAMES}
-    torch.save(found, Path(sys.argv[1]) / f"{os.environ['RANK']}.pt")
-    distributed.barrier()
-    distributed.destroy_process_group()
+    with joined():
+        mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+        found = {name: run(name, mesh) for name in NAMES}
+        torch.save(found, Path(sys.argv[1]) / f"{os.environ['RANK']}.pt")
 
 
 if __name__ == "__main__":
