@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bowline.auditing.evidence import Evidence, TieEvidence
+from bowline.auditing.evidence import Evidence
 from bowline.tie import TieState
 from bowline.wording import joined
 
-__all__ = ["verdict"]
+__all__ = ["in_loaders", "on_disk", "verdict"]
 
 NAMES = {
     "transformers-4": "transformers 4",
@@ -28,9 +28,20 @@ def verdict(evidence: Evidence) -> str:
         >>> verdict(audit("fine-tuned").evidence)  # doctest: +SKIP
         'head and embedding differ, but the flag says tied: dropped in transformers 4; kept in transformers 5'
     """
+    said = in_loaders(evidence)
+    return on_disk(evidence) + (f": {said}" if said else "")
+
+
+def in_loaders(evidence: Evidence) -> str:
+    """The loaders by what they make of the head; empty if there is no tie, or no outcome is known.
+
+    Example:
+        >>> in_loaders(audit("fine-tuned").evidence)  # doctest: +SKIP
+        'dropped in transformers 4; kept in transformers 5'
+    """
     tie = evidence.main_tie
     if tie is None:
-        return _without_tie(evidence)
+        return ""
     loaders: dict[str, list[str]] = {}
     tried = sum(tie.tie.target in targets for targets in evidence.outcomes.values())
     for loader, targets in evidence.outcomes.items():
@@ -38,14 +49,10 @@ def verdict(evidence: Evidence) -> str:
         if outcome is not None:
             loaders.setdefault(outcome.fate.value, []).append(NAMES.get(loader, loader))
     known = sum(map(len, loaders.values()))
-    if not known:
-        said = ""
-    elif len(loaders) == 1 and known > 1 and known == tried:
+    if len(loaders) == 1 and known > 1 and known == tried:
         fate = next(iter(loaders))
-        said = f": {fate} {_in(fate)} every loader"
-    else:
-        said = ": " + "; ".join(f"{fate} {_in(fate)} {joined(names)}" for fate, names in loaders.items())
-    return _on_disk(tie, no_flag=bool(evidence.gguf_file or evidence.graph_file)) + said
+        return f"{fate} {_in(fate)} every loader"
+    return "; ".join(f"{fate} {_in(fate)} {joined(names)}" for fate, names in loaders.items())
 
 
 def _in(fate: str) -> str:
@@ -57,8 +64,11 @@ def _without_tie(evidence: Evidence) -> str:
     return "no head to tie" if known else "the class is not known, and names and shapes show no tie"
 
 
-def _on_disk(tie: TieEvidence, *, no_flag: bool) -> str:
-    """The state of the two ends, and whether the flag agrees."""
+def on_disk(evidence: Evidence) -> str:
+    """The state of the two ends, and whether the flag agrees; without a tie, why there is none."""
+    tie, no_flag = evidence.main_tie, bool(evidence.gguf_file or evidence.graph_file)
+    if tie is None:
+        return _without_tie(evidence)
     flag = tie.declared.flag.value
     both = "head and embedding"
     match tie.state:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bowline.cli.audit_card import print_card
 from bowline.cli.audit_many import audit_many
 from bowline.cli.output_format import OutputFormat
 from bowline.cli.progress_bar import shown_progress
@@ -64,6 +65,9 @@ def audit(
     plot: Annotated[
         Path | None, typer.Option(help="Also plot how far E Eᵀ is from I, to a .svg, .png or .pdf file.")
     ] = None,
+    card: Annotated[
+        bool, typer.Option("--card", help="Print a passage in Markdown for the checkpoint's model card instead.")
+    ] = False,
 ) -> None:
     """Check whether a checkpoint's embedding and head are tied.
 
@@ -76,6 +80,23 @@ def audit(
     # report a wrong code before any file is read
     select_rules(split_codes(select), split_codes(ignore), adapters=False)
     places = _places(paths or [], from_file)
+    if card:
+        for name, given in (
+            (f"--output-format {output_format}", output_format != OutputFormat.FULL),
+            ("--select", bool(select)),
+            ("--ignore", bool(ignore)),
+            ("--verbose", verbose),
+            ("--fix", fix),
+            ("--plot", plot is not None),
+            ("--jobs", jobs != 1),
+            ("--output-file", output_file is not None),
+        ):
+            if given:
+                raise UsageError(
+                    f"{name} with --card: a card is Markdown about every finding of one checkpoint",
+                    help=f"leave out --card or {name.partition(' ')[0]}",
+                )
+        raise typer.Exit(print_card(list(_expanded(places, recursive=recursive)), values=values, base=base))
     if output_format == OutputFormat.JSONL:
         for name, given in (("--fix", fix), ("--plot", plot is not None)):
             if given:
