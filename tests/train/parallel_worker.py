@@ -12,6 +12,7 @@ import torch
 from torch import distributed
 
 from bowline.errors import BowlineError
+from bowline.nn import untie_weights
 from bowline.train import Result, Trainer
 from bowline.train.parallel.processes import is_first
 from tests.distributed.models import built
@@ -28,7 +29,7 @@ OPTIONS: dict[str, Any] = {
     "save_every": 4,
 }
 """The norm is above the clip at every step, so that one that counts a matrix twice changes the parameters."""
-FAMILIES = ("gpt2", "bert", "t5")
+FAMILIES = ("gpt2", "bert", "t5", "gpt2 untied")
 TWO: dict[str, dict[str, Any]] = {"fsdp": {"parallel": "fsdp"}, "tp": {"parallel": "tp"}, "pp": {"parallel": "pp"}}
 FOUR: dict[str, dict[str, Any]] = {
     "fsdp-tp": {"mesh": "fsdp=2,tp=2"},
@@ -45,13 +46,23 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
+def made(name: str) -> torch.nn.Module:
+    """The model of that name; an untied head is another matrix than the embedding."""
+    model: Any = built(name.removesuffix(" untied"))
+    if name.endswith(" untied"):
+        untie_weights(model)
+        with torch.no_grad():
+            model.lm_head.weight.mul_(0.9)
+    return model
+
+
 def run(name: str, out: Path | None, *, until: int | None = None, **options: Any) -> Result:
     def stop(step: int) -> None:
         if step == until:
             os.kill(os.getpid(), signal.SIGTERM)
 
     trainer = Trainer(
-        built(name), Counting(), settings(**{**OPTIONS, **options}), out=out, resume=out is not None, on_step=stop
+        made(name), Counting(), settings(**{**OPTIONS, **options}), out=out, resume=out is not None, on_step=stop
     )
     return trainer.train()
 

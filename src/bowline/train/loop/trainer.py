@@ -239,7 +239,8 @@ class Trainer:
         run = self._run
         replicas = run.parallel.replicas
         with self._products():
-            loss = pipeline.step(mine, lambda batch: replicas * self._share_of(batch, labelled))
+            moved = [(number, self._moved(batch)) for number, batch in mine]
+            loss = pipeline.step(moved, lambda batch: replicas * self._share_of(batch, labelled))
         norm = pipeline.clip(run.parameters, self.settings.clip)
         self._move(loss / replicas, norm, mine)
 

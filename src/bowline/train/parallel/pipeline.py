@@ -38,6 +38,8 @@ class Pipeline:
         self.copies: Mapping[str, str] = tied_across(model, self.of)
         """The names of a matrix that other stages have too, each with the name under which it is saved."""
         self.device = next(model.parameters()).device
+        table = getattr(model.get_input_embeddings(), "weight", None)  # type: ignore[operator]
+        self._tables = {name for name, held in model.named_parameters(remove_duplicate=False) if held is table}
         keep_stage(model, self.at, self.of)
         self.stage = Stage(model, self.at, self.of, before)
         self.ties: tuple[PipelineTie, ...] = ()
@@ -52,9 +54,9 @@ class Pipeline:
         self.ties = tuple(PipelineTie(self.stage.model, group, self.group) for group in names.values())
 
     def tables(self) -> list[nn.Parameter]:
-        """This process's copies of matrices that several stages have."""
-        known = dict(self.stage.model.named_parameters())
-        return [known[name] for tie in self.ties for name in tie.names if name in known]
+        """What this stage has of the input embedding: itself, or a copy; a head that is tied to it too."""
+        held = self.stage.model.named_parameters(remove_duplicate=False)
+        return [parameter for name, parameter in held if name in self._tables]
 
     def step(self, batches: Sequence[tuple[int, Batch]], factor: Callable[[Batch], float]) -> torch.Tensor:
         """Computes the gradients of all batches; returns the sum of their losses (), which only the last stage has.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 from collections.abc import Iterator, Sequence
@@ -64,4 +65,5 @@ def _leave() -> None:
     active exception".
     """
     if distributed.is_initialized():
+        gc.collect()  # a model that was spread out, and is held by a cycle
         distributed.destroy_process_group()
