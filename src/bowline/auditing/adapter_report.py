@@ -7,7 +7,7 @@ from typing import Any
 
 from bowline.auditing.adapter_evidence import AdapterDelta, AdapterEvidence, DeltaKind, End, Merge, TiedModule
 from bowline.auditing.adapter_merge import PEFT, PEFT_RUN, TRANSFORMERS_RUN
-from bowline.auditing.audit_report import finding_record
+from bowline.auditing.audit_report import finding_record, findings_html
 from bowline.auditing.rules import Finding, Severity
 from bowline.checkpoint.formats.peft_adapter import LORA
 from bowline.checkpoint.formats.strict_json import shown
@@ -35,6 +35,10 @@ class AdapterReport:
         base = evidence.adapter.config.base
         named = shown(base) if base else "a base that it does not name"
         return f"{_kind(evidence)} for {named} {_trains(evidence)}; {_tied(evidence)}"
+
+    def _repr_html_(self) -> str:
+        """The sentence and a table of the findings, as a notebook shows it."""
+        return findings_html(self.evidence.location, self.sentence, self.findings)
 
     def as_dict(self) -> dict[str, Any]:
         """The entry of this adapter in the JSON report; the schema is in `docs/audit.schema.json`."""

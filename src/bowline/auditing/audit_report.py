@@ -11,12 +11,13 @@ from bowline.auditing.loaders import LOADERS
 from bowline.auditing.rules import Finding, Rule, Severity, all_rules, checkpoint_rules
 from bowline.auditing.verdict import verdict
 from bowline.errors import UsageError
+from bowline.markup import Tone, html_report
 from bowline.tie import TieState
 
 if TYPE_CHECKING:  # the code for adapters is loaded when one is met
     from bowline.auditing.adapter_evidence import AdapterEvidence
 
-__all__ = ["REPORT_VERSION", "AuditReport", "finding_record", "findings_of", "select_rules"]
+__all__ = ["REPORT_VERSION", "AuditReport", "finding_record", "findings_html", "findings_of", "select_rules"]
 
 REPORT_VERSION = 1
 
@@ -62,6 +63,10 @@ class AuditReport:
             "geometry": evidence.geometry.as_dict() if evidence.geometry else None,
             "base": evidence.base.as_dict() if evidence.base else None,
         }
+
+    def _repr_html_(self) -> str:
+        """The verdict and a table of the findings, as a notebook shows it."""
+        return findings_html(self.evidence.location, verdict(self.evidence), self.findings)
 
 
 def findings_of(evidence: Evidence | AdapterEvidence, rules: Iterable[Rule]) -> tuple[Finding, ...]:
@@ -112,6 +117,15 @@ def _tie(tie: TieEvidence) -> dict[str, Any]:
         "looks_like": str(difference) if difference else None,
         "quantised": tie.quantised.as_dict() if tie.quantised else None,
     }
+
+
+def findings_html(location: str, verdict: str, findings: Sequence[Finding]) -> str:
+    """A report in HTML: the verdict, coloured by the worst finding, and a row for each finding."""
+    tones = {Severity.ERROR: Tone.BAD, Severity.WARNING: Tone.DOUBTFUL, Severity.INFO: Tone.NEUTRAL}
+    found = {finding.severity for finding in findings}
+    tone = next((tones[severity] for severity in (Severity.ERROR, Severity.WARNING) if severity in found), Tone.GOOD)
+    rows = [(tones[one.severity], one.severity.word, (one.code, one.message, one.help)) for one in findings]
+    return html_report(location, verdict, tone, ("severity", "code", "finding", "help"), rows)
 
 
 def finding_record(finding: Finding) -> dict[str, Any]:

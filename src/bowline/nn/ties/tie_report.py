@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bowline.errors import TieError
+from bowline.markup import Tone, html_report
 from bowline.nn.ties.tensor_comparison import TensorDifference
 from bowline.tie import Tie, TieState
 
@@ -85,3 +86,25 @@ class TieReport:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.checks)) or "no ties"
+
+    def _repr_html_(self) -> str:
+        """Whether the ties hold, and a table of them, as a notebook shows it."""
+        count, broken = len(self.checks), len(self.broken)
+        if not count:
+            return html_report("check_ties", "no ties", Tone.NEUTRAL, (), ())
+        verdict = f"{broken} of {count} ties broken" if broken else f"{count} tie{'s hold' if count > 1 else ' holds'}"
+        rows = [
+            (
+                Tone.BAD if check.broken else Tone.DOUBTFUL if check.remarks else Tone.GOOD,
+                check.state.value,
+                (check.tie.target, check.tie.source, _remarks(check)),
+            )
+            for check in self.checks
+        ]
+        headings = ("state", "target", "source", "remarks")
+        return html_report("check_ties", verdict, Tone.BAD if broken else Tone.GOOD, headings, rows)
+
+
+def _remarks(check: TieCheck) -> tuple[str, ...]:
+    """The difference and the remarks, each a line."""
+    return (*([str(check.difference)] if check.difference else []), *map(str, check.remarks))
