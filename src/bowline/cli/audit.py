@@ -11,6 +11,7 @@ import typer
 
 from bowline.cli.audit_card import print_card
 from bowline.cli.audit_many import audit_many
+from bowline.cli.changed_files import checkpoints_of
 from bowline.cli.output_format import OutputFormat
 from bowline.cli.progress_bar import shown_progress
 from bowline.errors import BowlineError, ConfigError, UsageError
@@ -36,6 +37,10 @@ def audit(
     ] = True,
     recursive: Annotated[
         bool, typer.Option("--recursive", help="Audit each checkpoint directory in PATH and below it.")
+    ] = False,
+    changed: Annotated[
+        bool,
+        typer.Option("--changed", help="PATH... are files that changed: audit the checkpoint of each, if it has one."),
     ] = False,
     from_file: Annotated[
         Path | None, typer.Option(metavar="LIST", help="Also audit the paths in a file, one a line.")
@@ -80,6 +85,10 @@ def audit(
     # report a wrong code before any file is read
     select_rules(split_codes(select), split_codes(ignore), adapters=False)
     places = _places(paths or [], from_file)
+    if changed:
+        if recursive:
+            raise UsageError("--changed with --recursive: each finds the checkpoints", help="leave out one of the two")
+        places = checkpoints_of(places)
     if card:
         for name, given in (
             (f"--output-format {output_format}", output_format != OutputFormat.FULL),
