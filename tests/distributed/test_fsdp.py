@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 from bowline.distributed import check_before_sharding, shard_groups
 from bowline.errors import TieError, UsageError
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
 )
 NEAR = 1e-5
+TORCH_IS_SILENT = TorchVersion(torch.__version__) < "2.13"
+"""Whether torch itself may say nothing of ends that are wrapped separately: 2.11 says nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +105,8 @@ def test_transformers_own_stages_drift_apart_and_pipeline_tie_keeps_them(process
 def test_separate_wrapping_is_refused_before_the_first_forward(processes: list[dict[str, Any]]) -> None:
     for found in processes:
         assert "its ends are in two groups, expected one" in found["wrapped apart"]["refused"]
-        assert found["wrapped apart"]["plain"].startswith("ValueError")
+        plain = found["wrapped apart"]["plain"]
+        assert plain.startswith("ValueError") or (TORCH_IS_SILENT and plain == "")
 
 
 def test_an_alias_would_be_untied(processes: list[dict[str, Any]]) -> None:
