@@ -111,7 +111,7 @@ edits: $(VENV)/dev
 
 # Versions of torch beside the release's own, which `make test` has. Left out: tests of packages built for that one.
 COMPAT := compat-2.11.0 compat-2.14.1
-COMPAT_TESTS := tests/functional tests/nn tests/models tests/train tests/geometry tests/parity/test_live_checkpoints.py
+COMPAT_TESTS := tests/distributed tests/functional tests/nn tests/models tests/train tests/geometry tests/parity/test_live_checkpoints.py
 COMPAT_LEFT_OUT := --ignore tests/functional/loss/test_triton.py --ignore tests/functional/loss/test_peers.py
 .PHONY: $(COMPAT)
 compat: $(COMPAT)
