@@ -321,7 +321,7 @@ def test_a_failure_is_a_notification_and_the_run_did_not_succeed(tmp_path: Path)
     SARIF.validate(record)
     (invocation,) = record["runs"][0]["invocations"]
     assert invocation["executionSuccessful"] is False
-    assert invocation["toolExecutionNotifications"][0]["message"]["text"].startswith("a: no model here")
+    assert invocation["toolExecutionNotifications"][0]["message"]["text"] == "a: no model here (help: look elsewhere)"
 
 
 # --- text -----------------------------------------------------------------------------------------------------------

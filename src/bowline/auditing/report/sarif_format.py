@@ -50,7 +50,8 @@ def render_sarif(run: Run) -> str:
                     {
                         "executionSuccessful": not run.failures,
                         "toolExecutionNotifications": [
-                            {"level": "error", "message": {"text": failure.text}} for failure in run.failures
+                            {"level": "error", "message": {"text": _with_help(failure.text, failure.help)}}
+                            for failure in run.failures
                         ],
                     }
                 ],
@@ -70,7 +71,7 @@ def _result(report: AuditReport | AdapterReport, finding: Finding, position: int
         "ruleId": finding.code,
         "ruleIndex": position,
         "level": LEVELS[finding.severity],
-        "message": {"text": f"{finding.message} (help: {finding.help})"},
+        "message": {"text": _with_help(finding.message, finding.help)},
         "locations": [
             {
                 "physicalLocation": {"artifactLocation": {"uri": _uri(report.evidence.location, finding.file)}},
@@ -78,6 +79,10 @@ def _result(report: AuditReport | AdapterReport, finding: Finding, position: int
             }
         ],
     }
+
+
+def _with_help(message: str, help: str | None) -> str:
+    return f"{message} (help: {help})" if help else message
 
 
 def _uri(location: str, file: str | None) -> str:
