@@ -76,7 +76,7 @@ thorough: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m thorough
 
 distributed: $(VENV)/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 tests/distributed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 -m "not real" tests/distributed tests/examples tests/train/test_parallel.py
 
 kills: $(VENV)/dev
 	$(BIN)/python -m tests.train.kill_loop --kills 20

@@ -14,7 +14,7 @@ from torch import distributed
 from bowline.errors import BowlineError
 from bowline.nn import untie_weights
 from bowline.train import Result, Trainer
-from bowline.train.parallel.processes import is_first
+from bowline.train.parallel.processes import end_process, is_first
 from tests.distributed.models import built
 from tests.train.runs import Counting, settings
 
@@ -46,7 +46,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-def made(name: str) -> torch.nn.Module:
+def made(name: str) -> Any:
     """The model of that name; an untied head is another matrix than the embedding."""
     model: Any = built(name.removesuffix(" untied"))
     if name.endswith(" untied"):
@@ -94,6 +94,7 @@ def main() -> None:
         found["refused"] = {name: said(**options) for name, options in REFUSED.items()}
     torch.save(found, out / f"{os.environ['RANK']}.pt")
     distributed.barrier()
+    end_process()
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def _train(
     **options: Any,
 ) -> None:
     from bowline.train.loop.run_log import shown
-    from bowline.train.parallel.processes import is_first
+    from bowline.train.parallel.processes import end_process, is_first
     from bowline.train.train_config import TrainConfig
     from bowline.train.training_run import train as run
 
@@ -104,6 +104,7 @@ def _train(
         raise typer.Exit(130) from None
     if is_first():
         typer.echo("\n".join(_end(wanted.family, outcome)))
+    end_process()
 
 
 def printable_lines(lines: list[str]) -> str:
