@@ -107,6 +107,10 @@ class RunState:
 class Trainer:
     """Trains `model` in place; no wrapper is left around it.
 
+    With `parallel` or `mesh` in the settings the model stays spread over the processes: sharded by FSDP2, split, or
+    with only its stage on each. `bowline.save_checkpoint` saves what is sharded or split; of a model in stages, the
+    last checkpoint in `out` is whole.
+
     Args:
         model: `model(**batch)` returns an object with `loss`, a dict with "loss", or a tuple that begins with the loss.
         batches: see `Batches`.

@@ -38,7 +38,8 @@ class TrainerSettings:
         untie_at_step: the number of steps after which the head gets a copy as its own matrix
             (`bowline.nn.untie_weights`).
         parallel: how the processes of `torchrun` share the work: "ddp" (as None; each has the whole model), "fsdp" (the
-            parameters are spread over the processes) or "tp" (the layers and the vocabulary are split).
+            parameters are spread over the processes), "tp" (the layers and the vocabulary are split) or "pp" (each has
+            some of the layers).
         mesh: a combination instead, with the number of processes along each dimension, such as "fsdp=2,tp=2".
         seed: the seed of dropout. The model and the batches have their own seeds.
         log_every: steps between records; the first step and the last have one too.
