@@ -205,6 +205,14 @@ print(json.dumps(seen))
 """
 
 
+def predicted(place: Path) -> str | None:
+    """The fate that the audit predicts of the head in transformers 5."""
+    evidence = audit(place).evidence
+    assert evidence.main_tie is not None
+    outcome = evidence.outcomes["transformers-5"][evidence.main_tie.tie.target]
+    return None if outcome is None else outcome.fate.value
+
+
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What transformers with torchao makes of the results, in a process of its own, beside Bowline's logits."""
@@ -229,6 +237,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     seen = json.loads(done.stdout.splitlines()[-1])
+    for key, one in zip(expected, seen, strict=True):
+        one["predicted"] = predicted(place / key)
     return {key: (one, expected[key]) for key, one in zip(expected, seen, strict=True)}
 
 
@@ -240,7 +250,9 @@ def test_transformers_loads_int8_as_one_table_for_both_ends(
     seen, expected = loaded[f"{name}-int8-{size}"]
     if name == "gemma":  # transformers would lose its embed_scale
         assert "quant_method" in seen["error"]
+        assert seen["predicted"] == "refused"
         return
+    assert seen["predicted"] == "tied"
     assert (seen["type"], seen["one"], seen["keys"]) == ("Int8Tensor", True, [])
     assert seen["others"] == ["Parameter"], "nothing else is quantised"
     torch.testing.assert_close(torch.tensor(seen["logits"]), expected.flatten(), rtol=1e-4, atol=1e-5)
@@ -250,3 +262,4 @@ def test_transformers_loads_int8_as_one_table_for_both_ends(
 def test_transformers_refuses_int4(name: str, loaded: dict[str, Any]) -> None:
     seen, _ = loaded[f"{name}-int4-8"]
     assert "quant_method" in seen["error"]
+    assert seen["predicted"] == "refused"

@@ -11,7 +11,7 @@ from bowline.auditing.gguf_outcomes import gguf_outcomes
 from bowline.auditing.loaders import Fate, Outcome, StoredFacts, predict
 from bowline.auditing.other_weights import compare_other_weights
 from bowline.auditing.progress import Progress
-from bowline.auditing.quantised_names import names_its_table, table_of
+from bowline.auditing.quantised_names import has_one_torchao_table, names_its_table, table_of
 from bowline.auditing.quantised_state import with_quantised_ends
 from bowline.auditing.shape_fit import misfits
 from bowline.auditing.stated_declaration import declaration_of
@@ -91,7 +91,9 @@ def gather(
             if checkpoint.gguf is not None
             else {}  # a runtime computes with the tensors as the graph uses them: there is no loader to predict
             if checkpoint.graph is not None
-            else _of_tables(_as_far_as_known(predict(declaration, seen), ties), ties, checkpoint)
+            else _of_torchao(
+                _of_tables(_as_far_as_known(predict(declaration, seen), ties), ties, checkpoint), ties, checkpoint
+            )
         ),
         tokenizer=read_tokenizer(checkpoint),
         tables=tables,
@@ -172,6 +174,19 @@ def _of_tables(
         }
         for loader, targets in outcomes.items()
     }
+
+
+def _of_torchao(
+    outcomes: dict[str, dict[str, Outcome | None]], ties: tuple[TieEvidence, ...], checkpoint: Checkpoint
+) -> dict[str, dict[str, Outcome | None]]:
+    """The outcomes, with that of transformers 5 for the one int8 table that `bowline quantize` wrote."""
+    if not has_one_torchao_table(checkpoint.config):
+        return outcomes
+    held = {tie.tie.target for tie in ties if tie.quantised is not None and tie.declared.flag.value is True}
+    shared = Outcome(Fate.TIED, "torchao's table of the embedding is loaded, and serves both ends")
+    targets = outcomes.get("transformers-5", {})
+    known = {target: shared if target in held and found is None else found for target, found in targets.items()}
+    return {**outcomes, "transformers-5": known} if targets else outcomes
 
 
 def _equal(tie: TieEvidence) -> bool | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-__all__ = ["in_other_form", "names_its_table", "table_of"]
+__all__ = ["has_one_torchao_table", "in_other_form", "names_its_table", "table_of"]
 
 OTHER_FORMS = (
     "qweight",
@@ -54,3 +54,21 @@ def names_its_table(config: Mapping[str, Any] | None) -> bool:
     """Whether a config has the entry of `quantize_tied`; it has no `quant_method`, so other loaders refuse it."""
     entry = (config or {}).get("quantization_config")
     return isinstance(entry, Mapping) and "quantized_by" in entry and "quant_method" not in entry
+
+
+def has_one_torchao_table(config: Mapping[str, Any] | None) -> bool:
+    """Whether a config says that torchao's table of the embedding, which `bowline quantize` wrote, serves the head too.
+
+    Example:
+        >>> entry = {"quant_method": "torchao", "quantized_by": "bowline.quantize_tied"}
+        >>> has_one_torchao_table({"quantization_config": {**entry, "include_input_output_embeddings": True}})
+        True
+    """
+    entry = (config or {}).get("quantization_config")
+    return (
+        isinstance(entry, Mapping)
+        and entry.get("quant_method") == "torchao"
+        and "quantized_by" in entry
+        and entry.get("include_input_output_embeddings") is True
+        and entry.get("untie_embedding_weights") in (False, None)
+    )
