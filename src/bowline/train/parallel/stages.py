@@ -21,6 +21,7 @@ class Absent(nn.Module):
         super().__init__()
         self.adds = adds
         self.word_embeddings = None
+        """BERT asks its embeddings for this table, and does not use it when it gets vectors."""
 
     def forward(self, x: Any, *others: Any) -> Any:
         return 0.0 if self.adds else x
