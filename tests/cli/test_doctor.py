@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,8 +54,15 @@ def test_nothing_heavy_is_imported() -> None:
     assert done.stdout.splitlines()[-1] == "set()"
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("bowline au", "audit"), ("bowline doc", "doctor"), ("bowline train --par", "--parallel")]
+)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_gets_its_completion(shell: str) -> None:
-    done = run("--show-completion", shell)
-    assert done.exit_code == 0
-    assert "_BOWLINE_COMPLETE" in done.output
+def test_a_shell_is_offered_commands_and_options(shell: str, typed: str, offered: str) -> None:
+    """As the shell asks: by variables, which typer names after the program."""
+    program = Path(sys.executable).with_name("bowline")
+    asked = {"_BOWLINE_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": typed}
+    asked |= {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = subprocess.run([program], env=os.environ | asked, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert offered in done.stdout
