@@ -70,6 +70,7 @@ def test_killed_and_called_again_it_audits_what_is_missing_once(places: list[str
     assert sorted(paths_of(out)) == places
     again = bowline(*arguments)
     assert "0 audited" in again.stderr
+    assert again.returncode == done.returncode == 1, "what was found before counts too"
     assert sorted(paths_of(out)) == places
 
 

@@ -26,7 +26,8 @@ def audit_many(
 ) -> int:
     """Audit the places and write a line for each, to `output_file` or to stdout; returns the exit code.
 
-    A place that is there twice is audited once, and one that `output_file` has already is not audited again.
+    A place that is there twice is audited once. One that `output_file` has already is not audited again, and its result
+    counts in the exit code.
     """
     from bowline.auditing.queue.audit_queue import audited
     from bowline.auditing.queue.results_file import ResultsFile
@@ -37,7 +38,7 @@ def audit_many(
     codes: Counter[str] = Counter()
     found: Counter[int] = Counter()
     with nullcontext() if output_file is None else ResultsFile(output_file) as results:
-        done = frozenset[str]() if results is None else results.done
+        done: Mapping[str, int] = {} if results is None else results.done
         left = [place for place in wanted if place not in done]
         with _bar(len(left)) as advance:
             for outcome in audited(left, jobs=jobs, time_limit=time_limit, options=options):
@@ -51,7 +52,8 @@ def audit_many(
                 advance()
     for text in _summary(found, codes, twice=len(given) - len(wanted), before=len(wanted) - len(left)):
         typer.echo(printable(text), err=True)
-    return max((code for code, count in found.items() if count), default=0)
+    before = [done[place] for place in wanted if place in done]
+    return max([*(code for code, count in found.items() if count), *before], default=0)
 
 
 def _summary(found: Counter[int], codes: Counter[str], *, twice: int, before: int) -> Iterator[str]:

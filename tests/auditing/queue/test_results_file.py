@@ -24,7 +24,7 @@ def test_lines_are_added_to_those_that_are_there(tmp_path: Path) -> None:
                 results.add(line(path))
     assert [json.loads(each)["path"] for each in (tmp_path / "r.jsonl").read_text().splitlines()] == ["a", "b", "c"]
     with ResultsFile(tmp_path / "r.jsonl") as results:
-        assert results.done == {"a", "b", "c"}
+        assert results.done == {"a": 0, "b": 0, "c": 0}
 
 
 @settings(deadline=None, max_examples=60)
@@ -41,6 +41,22 @@ def test_wherever_it_is_cut_no_result_is_lost_or_doubled(cut: int, names: list[s
             if name not in results.done:
                 results.add(line(name))
     assert sorted(json.loads(each)["path"] for each in file.read_bytes().splitlines()) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("record", "code"),
+    [
+        ({"checkpoints": [{"findings": [{"severity": "info"}]}]}, 0),
+        ({"checkpoints": [{"findings": [{"severity": "warning"}]}]}, 1),
+        ({"adapters": [{"findings": [{"severity": "error"}]}]}, 1),
+        ({"failures": [{"path": "a"}]}, 2),
+    ],
+)
+def test_a_line_has_the_exit_code_of_its_audit(record: dict[str, object], code: int, tmp_path: Path) -> None:
+    with ResultsFile(tmp_path / "r.jsonl") as results:
+        results.add(json.dumps({"path": "a", **record}))
+    with ResultsFile(tmp_path / "r.jsonl") as results:
+        assert results.done == {"a": code}
 
 
 def test_another_run_and_another_file_are_refused(tmp_path: Path) -> None:

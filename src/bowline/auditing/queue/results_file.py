@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from bowline.errors import UsageError
 
@@ -14,7 +15,7 @@ __all__ = ["ResultsFile"]
 
 
 class ResultsFile:
-    """The results in `file`, of which each line has the place's `path`.
+    """The results in `file`, of which each line has the place's `path`; `done` has the exit code of each.
 
     A last line that is not whole, as a run that was killed leaves it, is removed. Only one run at a time can have it.
 
@@ -32,7 +33,7 @@ class ResultsFile:
             ) from None
         try:
             self._lock()
-            self.done: frozenset[str] = self._read()
+            self.done: Mapping[str, int] = self._read()
         except BaseException:
             self._file.close()
             raise
@@ -70,8 +71,8 @@ class ResultsFile:
                 f"{self.path}: another run is writing to it", help="wait until it ends, or give another --output-file"
             ) from None
 
-    def _read(self) -> frozenset[str]:
-        done, whole = set[str](), 0
+    def _read(self) -> dict[str, int]:
+        done, whole = dict[str, int](), 0
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n"):
                 break
@@ -83,8 +84,16 @@ class ResultsFile:
                 raise UsageError(
                     f"{self.path}: line {number} is no result of an audit", help="give a new --output-file"
                 )
-            done.add(record["path"])
+            done[record["path"]] = _code(record)
             whole += len(line)
         self._file.truncate(whole)
         self._file.seek(whole)
-        return frozenset(done)
+        return done
+
+
+def _code(record: Mapping[str, Any]) -> int:
+    """The exit code of the audit that a line records."""
+    if record.get("failures"):
+        return 2
+    reports = [*record.get("checkpoints", ()), *record.get("adapters", ())]
+    return int(any(finding["severity"] != "info" for report in reports for finding in report["findings"]))
