@@ -57,6 +57,7 @@ def test_two_processes_train_as_one(size: str, place: Path) -> None:
     assert not [finding for finding in audit(saved).findings if finding.severity != "info"]
 
 
+@pytest.mark.distributed
 def test_rows_that_the_processes_cannot_share_are_refused(place: Path) -> None:
     done = together("accelerate_trainer", *options(place, "even", "refused"), "--rows", "3", fails=True)
     assert "--rows 3: expected a multiple of 2, the number of processes" in done.stderr

@@ -93,12 +93,14 @@ def test_it_is_short() -> None:
     assert len((ROOT / "examples" / "fsdp_loop.py").read_text().splitlines()) < 100
 
 
+@pytest.mark.distributed
 def test_without_a_text_token_ids_are_drawn(place: Path) -> None:
     given = ["--model", str(place / "model"), "--out", str(place / "drawn"), "--steps", "2"]
     first, second = (losses(alone("fsdp_loop", *given)) for _ in range(2))
     assert len(first) == 2 and first == second
 
 
+@pytest.mark.distributed
 def test_unusable_options_are_refused(place: Path) -> None:
     given = ["--model", str(place / "model"), "--out", str(place / "refused")]
     uneven = together("fsdp_loop", *given, "--rows", "3", fails=True)

@@ -79,6 +79,7 @@ def test_every_mesh_trains_as_one_process(mesh: str, place: Path, one_process: l
     assert not [finding for finding in audit(place / mesh).findings if finding.severity != "info"]
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("before", "after"), [("1x2", "2x1"), pytest.param("2x2", "1x2", marks=pytest.mark.distributed)]
 )
@@ -91,6 +92,7 @@ def test_a_run_goes_on_on_another_mesh(before: str, after: str, place: Path, one
     assert largest_difference(place / name, place / "one") < NEAR
 
 
+@pytest.mark.distributed
 def test_unusable_meshes_are_refused(place: Path) -> None:
     done = run(place, "2x2", "refused", fails=True)
     assert "--mesh 2x2: expected dp x tp, such as 1x2, of all 2 processes" in done.stderr
