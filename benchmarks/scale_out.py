@@ -38,7 +38,7 @@ NOTHING = ("wait_tensor", "wrap_tensor", "barrier", "recv", "monitored")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What the formulas take: numbers in the table, in the layers and in the rest; positions of a process; width."""
+    """The sizes that the formulas need: numbers in table, layers and rest, and positions that a process computes."""
 
     table: int
     layers: int
@@ -231,7 +231,7 @@ def process(place: Path) -> None:
 
 
 def counted(processes: int) -> list[Mapping[str, Any]]:
-    """What each process counted, of a run with this number of processes."""
+    """Runs this number of processes, and returns what each of them counted."""
     with tempfile.TemporaryDirectory() as place:
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--nnodes=1"]
         command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]

@@ -30,7 +30,12 @@ OPTIONS: dict[str, Any] = {
 }
 """The norm is above the clip at every step, so that one that counts a matrix twice changes the parameters."""
 FAMILIES = ("gpt2", "bert", "t5", "gpt2 untied")
-TWO: dict[str, dict[str, Any]] = {"fsdp": {"parallel": "fsdp"}, "tp": {"parallel": "tp"}, "pp": {"parallel": "pp"}}
+TWO: dict[str, dict[str, Any]] = {
+    "ddp": {"parallel": "ddp"},
+    "fsdp": {"parallel": "fsdp"},
+    "tp": {"parallel": "tp"},
+    "pp": {"parallel": "pp"},
+}
 FOUR: dict[str, dict[str, Any]] = {
     "fsdp-tp": {"mesh": "fsdp=2,tp=2"},
     "ddp-fsdp": {"mesh": "ddp=2,fsdp=2"},

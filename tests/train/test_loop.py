@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -288,3 +289,19 @@ def test_before_its_run_a_trainer_is_at_step_0_and_says_that_there_is_no_optimiz
         _ = trainer.optimizer
     trainer.train()
     assert (trainer.step, len(trainer.optimizer.param_groups) > 0) == (2, True)
+
+
+def test_held_out_batches_are_read_one_by_one() -> None:
+    """They may be more than the memory holds."""
+    events: list[str] = []
+
+    class Watched(Counting):
+        def held_out(self) -> Iterator[dict[str, torch.Tensor]]:
+            for step in range(5):
+                events.append("read")
+                yield self.at(step)
+
+    model = tiny()
+    model.register_forward_hook(lambda module, inputs, output: events.append("computed"))
+    Trainer(model, Watched(), settings(steps=1)).train()
+    assert events == ["computed", *["read", "computed"] * 5]

@@ -57,7 +57,7 @@ def names_its_table(config: Mapping[str, Any] | None) -> bool:
 
 
 def has_one_torchao_table(config: Mapping[str, Any] | None) -> bool:
-    """Whether a config says that torchao's table of the embedding, which `bowline quantize` wrote, serves the head too.
+    """Whether a config says that the head uses the embedding's torchao table, as `bowline quantize` writes it.
 
     Example:
         >>> entry = {"quant_method": "torchao", "quantized_by": "bowline.quantize_tied"}

@@ -57,7 +57,7 @@ def audit_many(
 
 
 def _summary(found: Counter[int], codes: Counter[str], *, twice: int, before: int) -> Iterator[str]:
-    """How many places were audited with which result, and each finding with the number of places that have it."""
+    """Yields the number of places by result, then each finding with the number of places that have it."""
     total = sum(found.values())
     parts = [f"{found[0]:,} clean", f"{found[1]:,} with findings", f"{found[2]:,} could not be audited"]
     yield f"{total:,} audited: {', '.join(parts)}"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import shutil
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
 
 import typer
 
@@ -44,6 +42,8 @@ def doctor() -> None:
 
     Nothing is imported and nothing is run. The exit code is 1 if a package is older than Bowline needs.
     """
+    import platform
+
     from bowline.auditing.loaders import loaders_run
 
     oldest = _oldest()
@@ -78,6 +78,8 @@ def _loaders() -> Iterator[str]:
 
 def _installed(package: str) -> str | None:
     """The version of a package for this Python, by its metadata alone."""
+    from importlib.metadata import PackageNotFoundError, version  # slow, and every command imports this file
+
     try:
         return version(package)
     except PackageNotFoundError:
@@ -86,6 +88,8 @@ def _installed(package: str) -> str | None:
 
 def _oldest() -> dict[str, str]:
     """The oldest version that Bowline needs of each package, by its own metadata."""
+    from importlib.metadata import PackageNotFoundError, requires
+
     try:
         lines = requires(DISTRIBUTION) or []
     except PackageNotFoundError:  # it runs from a source tree

@@ -40,6 +40,7 @@ class HeadKind(StrEnum):
 PHRASES = {
     "--no-verify (verify=False)": "--no-verify",
     "to='torchscript'": "--to torchscript",
+    "aot_inductor=True": "--aot-inductor",
     "'torchscript' or 'pt2'": "torchscript or pt2",
     "load the model yourself and pass it to bowline.export with example=": (
         "load it in Python and pass it to bowline.export with example="

@@ -361,7 +361,7 @@ class _Description:
 
     @property
     def seen(self) -> str:
-        """What all copies must have in common, in words."""
+        """The properties that all copies must share, in words."""
         frozen = "" if self.trainable else ", frozen"
         local, start = self.part
         part = "" if local == self.shape else f", of which {local} from {start}"

@@ -64,7 +64,7 @@ def test_another_run_and_another_file_are_refused(tmp_path: Path) -> None:
         ResultsFile(tmp_path / "r.jsonl")
     (tmp_path / "config.json").write_text('{"vocab_size": 9}\n')
     before = (tmp_path / "config.json").read_bytes()
-    with pytest.raises(UsageError, match="line 1 is no result of an audit"):
+    with pytest.raises(UsageError, match="line 1 is not the result of an audit"):
         ResultsFile(tmp_path / "config.json")
     assert (tmp_path / "config.json").read_bytes() == before
     with pytest.raises(UsageError, match="cannot be written"):

@@ -22,7 +22,7 @@ __all__ = ["PlaceResult", "audited"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceResult:
-    """What came of one place: the exit code of its audit (0, 1 or 2), and the record of the JSON report."""
+    """The result of one audit: its exit code (0, 1 or 2), and the content of its JSON report."""
 
     path: str
     code: int

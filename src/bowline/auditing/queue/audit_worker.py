@@ -35,7 +35,7 @@ PRELOADED = (
     "concurrent.futures.thread",
     "numpy.ma",
 )
-"""What an audit imports when it needs it, and each child would import again."""
+"""Modules that an audit imports only when it needs them. They are imported here once, and not in each child."""
 
 
 def result_of(path: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,8 @@ class ResultsFile:
                 record = None
             if not isinstance(record, dict) or not isinstance(record.get("path"), str):
                 raise UsageError(
-                    f"{self.path}: line {number} is no result of an audit", help="give a new --output-file"
+                    f"{self.path}: line {number} is not the result of an audit, expected a JSON object with its path",
+                    help="give a new --output-file",
                 )
             done[record["path"]] = _code(record)
             whole += len(line)

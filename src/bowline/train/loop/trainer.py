@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -236,23 +237,24 @@ class Trainer:
         norm = gradient_norm(run.parameters)
         if settings.clip and (self.device.type != "cpu" or norm.item() > settings.clip):
             clip_by_norm(run.parameters, settings.clip, norm)
-        self._move(sum(losses[1:], losses[0]), norm, mine)
+        self._update(sum(losses[1:], losses[0]), norm, mine)
 
     def _pipeline_step(self, pipeline: Pipeline, mine: list[tuple[int, Batch]], labelled: float) -> None:
-        """The same with stages, of which each has its own part of the gradients."""
+        """Take a step in which each stage of a pipeline has its own part of the gradients."""
         run = self._run
         replicas = run.parallel.replicas
         with self._products():
             moved = [(number, self._moved(batch)) for number, batch in mine]
             loss = pipeline.step(moved, lambda batch: replicas * self._share_of(batch, labelled))
         norm = pipeline.clip(run.parameters, self.settings.clip)
-        self._move(loss / replicas, norm, mine)
+        self._update(loss / replicas, norm, mine)
 
     def _share_of(self, batch: Batch, labelled: float) -> float:
         """The share of a batch in the step's loss."""
         return count_labels(batch) / labelled if labelled else 1 / self.settings.accumulation
 
-    def _move(self, loss: torch.Tensor, norm: torch.Tensor, mine: list[tuple[int, Batch]]) -> None:
+    def _update(self, loss: torch.Tensor, norm: torch.Tensor, mine: list[tuple[int, Batch]]) -> None:
+        """Step the optimizer, and keep the step's loss and norm to be read."""
         run = self._run
         run.optimizer.step()
         run.optimizer.zero_grad(set_to_none=True)
@@ -329,6 +331,7 @@ class Trainer:
         return run
 
     def _sizes(self, processes: int) -> Mapping[str, int]:
+        """Return the mesh's sizes, with which every setting has to go together."""
         settings = self.settings
         sizes = mesh_sizes(settings.parallel, settings.mesh, processes)
         spread = [name for name, size in sizes.items() if size > 1 and name != "ddp"]
@@ -489,18 +492,17 @@ class Trainer:
         self.model.eval()
         total: float = 0
         count: float = 0
-        batches = list(self.batches.held_out())
-        each, mine = run.parallel.replicas, run.parallel.replica
-        for first in range(0, len(batches), each):
-            others_only = first + mine >= len(batches)  # and all of a model that is spread out have to compute
+        held_out, mine = iter(self.batches.held_out()), run.parallel.replica
+        while batches := list(islice(held_out, run.parallel.replicas)):
+            others_only = mine >= len(batches)  # every process that has a part of the model has to compute
             if others_only and not run.parallel.spread:
                 break
-            batch = batches[first if others_only else first + mine]
+            batch = batches[0 if others_only else mine]
             labels = 0 if others_only else count_labels(batch)
             with self._products():
                 loss = self._evaluated(self._moved(batch))
             total, count = total + float(loss) * labels, count + labels
-        run.parallel.gathered_no_more(self.model)
+        run.parallel.reshard(self.model)
         self.model.train()
         total, count = run.parallel.total([total, count])
         return total / count if count else None

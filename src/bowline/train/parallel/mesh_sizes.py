@@ -61,7 +61,7 @@ def mesh_sizes(parallel: str | None, mesh: str | None, processes: int) -> Mappin
     """The sizes of the mesh's dimensions on this number of processes.
 
     Raises:
-        UsageError: the mesh has another number of places than there are processes, or both say something else.
+        UsageError: the mesh has another number of places than there are processes.
 
     Example:
         >>> mesh_sizes("fsdp", None, 2), mesh_sizes(None, None, 2), mesh_sizes(None, "fsdp=2,tp=2", 4)

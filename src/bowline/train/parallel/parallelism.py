@@ -70,7 +70,7 @@ class Parallelism:
         return self.processes.total(values if self.counts else [0.0] * len(values))
 
     def spread_out(self, model: nn.Module, before: Callable[[int], Any]) -> None:
-        """Leaves of `model`, in place, what this process has of it. The optimizer has to be built afterwards.
+        """Reduces `model`, in place, to this process's part of it. The optimizer has to be built afterwards.
 
         Args:
             model: the whole model.
@@ -98,8 +98,8 @@ class Parallelism:
         if self.pipeline is not None:
             self.pipeline.tie()
 
-    def gathered_no_more(self, model: nn.Module) -> None:
-        """Frees what FSDP2 has gathered: after a forward pass without a backward pass it keeps a group gathered."""
+    def reshard(self, model: nn.Module) -> None:
+        """Frees the parameters that FSDP2 gathered for a forward pass, which no backward pass has freed."""
         root = model if self.pipeline is None else self.pipeline.stage
         for module in root.modules():
             reshard = getattr(module, "reshard", None)

@@ -117,7 +117,7 @@ def _as_rows(tensor: StoredTensor, use: Use, uses: Uses) -> StoredTensor | None:
 
 
 def _fits(tensor: StoredTensor, scaling: Scaling, uses: Uses) -> bool:
-    """Whether the matrix has one scale (and zero point), or one for each row or column; otherwise it is not read."""
+    """Whether the scaling can be read: one scale (and zero point) for the matrix, or one for each row or column."""
     scale = uses.tensors[scaling.scale]
     zero = uses.tensors[scaling.zero_point] if scaling.zero_point is not None else None
     for one in (scale, zero):
