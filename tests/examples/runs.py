@@ -15,7 +15,17 @@ from safetensors.torch import load_file
 from tests.edit.tokenizer.small_tokenizers import TRAINING, byte_level
 from tests.torchrun import ROOT, under_torchrun
 
-__all__ = ["TOKENS", "alone", "largest_difference", "losses", "tensors", "together", "write_model", "write_text"]
+__all__ = [
+    "TOKENS",
+    "alone",
+    "largest_difference",
+    "losses",
+    "losses_in",
+    "tensors",
+    "together",
+    "write_model",
+    "write_text",
+]
 
 TOKENS = 420
 """The rows that the tiny model's table has."""
@@ -40,7 +50,12 @@ def together(
 
 def losses(done: subprocess.CompletedProcess[str]) -> list[float]:
     """The losses in what the run printed, a line each."""
-    return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", done.stdout, re.MULTILINE)]
+    return losses_in(done.stdout)
+
+
+def losses_in(printed: str) -> list[float]:
+    """The losses in a printed text, a line each."""
+    return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
 
 
 def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
