@@ -6,11 +6,12 @@ PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo demo-audit demo-models demo-train test thorough real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
-.PHONY: sweep-loss sweep-loss-4 sweep-loss-compiled edits compat distributed fuzz fuzz-gguf families mlx-table clean help
+.PHONY: docs sweep-loss sweep-loss-4 sweep-loss-compiled edits compat distributed fuzz fuzz-gguf families mlx-table clean help
 
 help:
 	@echo "make demo          audit a real checkpoint beside broken ones (no torch), the families, and a model trained here"
 	@echo "make test          lint, types, tests"
+	@echo "make docs          the documentation as a site in build/site, built strictly"
 	@echo "make distributed   every test of ties across processes, also those with four, on gloo"
 	@echo "make thorough      more cases of what make test tests, which take long"
 	@echo "make kills         a training run killed at random twenty times, resumed, and compared bit for bit"
@@ -71,6 +72,11 @@ test: $(VENV)/dev $(VENV)/minilm beside
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m "$(QUICK)"
+
+# A warning, such as a link that leads nowhere, is an error. `make test` builds it too.
+docs: $(VENV)/dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site"
 
 thorough: $(VENV)/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m thorough

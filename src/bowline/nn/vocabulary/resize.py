@@ -68,14 +68,13 @@ def resize_vocab(
     float rows that the codes stand for, and then quantised. `pad_to_multiple_of` rounds `n` up; the rows beyond it are
     new rows.
 
-    In `optimizer`, moments of kept rows are carried along and those of new rows are zero.
+    In `optimizer`, moments of kept rows are carried along and those of new rows are zero. After an error the model is
+    unchanged.
 
     Raises:
         UsageError: an invalid argument, or a token to drop that an embedding or a config names.
         TieError: the vocabulary's axes cannot be told from others, or one of its tensors is quantised, sharded,
             computed, or shares another tensor's memory.
-
-        In each case the model is unchanged.
 
     Example:
         >>> model = nn.ModuleDict({"wte": nn.Embedding(9, 4), "lm_head": nn.Linear(4, 9, bias=False)})
