@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,6 +78,7 @@ def audit(
     trains, and what a merge makes of the tie.
     """
     from bowline.auditing.audit_report import AuditReport, select_rules
+    from bowline.auditing.queue.place_list import expanded
     from bowline.auditing.report import FORMATS, AuditFailure, Run
 
     # report a wrong code before any file is read
@@ -105,14 +104,14 @@ def audit(
                     f"{name} with --card: a card is Markdown about every finding of one checkpoint",
                     help=f"leave out --card or {name.partition(' ')[0]}",
                 )
-        raise typer.Exit(print_card(list(_expanded(places, recursive=recursive)), values=values, base=base))
+        raise typer.Exit(print_card(list(expanded(places, recursive=recursive)), values=values, base=base))
     if output_format == OutputFormat.JSONL:
         for name, given in (("--fix", fix), ("--plot", plot is not None)):
             if given:
                 raise UsageError(f"{name} with --output-format jsonl: audits run in other processes, which only read")
         options = {"values": values, "base": base, "select": split_codes(select), "ignore": split_codes(ignore)}
-        expanded = _expanded(places, recursive=recursive)
-        raise typer.Exit(audit_many(expanded, options, jobs=jobs, time_limit=time_limit, output_file=output_file))
+        each = expanded(places, recursive=recursive)
+        raise typer.Exit(audit_many(each, options, jobs=jobs, time_limit=time_limit, output_file=output_file))
     for name, given in (("--jobs", jobs != 1), ("--output-file", output_file is not None)):
         if given:
             raise UsageError(f"{name}: is for --output-format jsonl", help="add --output-format jsonl")
@@ -123,7 +122,7 @@ def audit(
     reports: list[AuditReport] = []
     adapters: list[AdapterReport] = []
     failures: list[AuditFailure] = []
-    for path in _expanded(places, recursive=recursive):
+    for path in expanded(places, recursive=recursive):
         try:
             found = _audit_one(path, split_codes(select), split_codes(ignore), values=values, base=base, fix=fix)
             if isinstance(found, AuditReport):
@@ -152,19 +151,6 @@ def _places(paths: list[str], from_file: Path | None) -> list[str]:
     from bowline.auditing.queue.place_list import read_places
 
     return [*paths, *read_places(from_file)]
-
-
-def _expanded(paths: list[str], *, recursive: bool) -> Iterator[str]:
-    """Each checkpoint in these paths. A path without one is kept, so that its own error is reported.
-
-    A directory of several GGUF files is several checkpoints. With `recursive` those below a directory are added.
-    """
-    from bowline.checkpoint import checkpoints_at, find_checkpoints
-
-    for path in paths:
-        is_directory = os.path.isdir(path)  # noqa: PTH112 - Path.is_dir can raise
-        found = (find_checkpoints if recursive else checkpoints_at)(path) if is_directory else ()
-        yield from map(str, found) if (recursive and found) or len(found) > 1 else (path,)
 
 
 def _draw(reports: list[AuditReport], path: Path) -> None:

@@ -1,12 +1,27 @@
-"""A list of places to audit: a text file with one path a line."""
+"""A list of places to audit: a text file with one path a line, and the checkpoints that are at a path."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bowline.errors import UsageError
 
-__all__ = ["read_places"]
+__all__ = ["expanded", "read_places"]
+
+
+def expanded(paths: Iterable[str], *, recursive: bool = False) -> Iterator[str]:
+    """Each checkpoint in these paths. A path without one is kept, so that its own error is reported.
+
+    A directory of several GGUF files is several checkpoints. With `recursive` those below a directory are added.
+    """
+    from bowline.checkpoint import checkpoints_at, find_checkpoints
+
+    for path in paths:
+        is_directory = os.path.isdir(path)  # noqa: PTH112 - Path.is_dir can raise
+        found = (find_checkpoints if recursive else checkpoints_at)(path) if is_directory else ()
+        yield from map(str, found) if (recursive and found) or len(found) > 1 else (path,)
 
 
 def read_places(file: Path) -> list[str]:
