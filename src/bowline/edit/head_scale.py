@@ -15,7 +15,7 @@ from bowline.edit.draft import Draft
 from bowline.errors import TieError
 from bowline.families.quirks import ScaledBy, quirks_of
 
-__all__ = ["scale_when_tied", "scale_when_untied", "scaled_source"]
+__all__ = ["logit_scale", "scale_when_tied", "scale_when_untied", "scaled_source"]
 
 KEY = ScaledBy.OWN_KEY.value
 FLAG = ScaledBy.FLAG.value
@@ -51,6 +51,12 @@ def scaled_source(draft: Draft, source: str) -> Content | None:
     if asked not in (ScaledBy.FLAG, ScaledBy.OWN_KEY) or _scales(draft.config, asked):
         return None
     return Scaled(draft.tensors[source], 1 / math.sqrt(_width(draft)))
+
+
+def logit_scale(draft: Draft) -> float:
+    """The factor by which transformers 5 multiplies the decoder's output in front of the head; 1 for most families."""
+    asked = quirks_of(draft.declaration.family).scaled_by.get(5, ScaledBy.NEVER)
+    return 1 / math.sqrt(_width(draft)) if asked is ScaledBy.NOTHING or _scales(draft.config, asked) else 1.0
 
 
 def scale_when_tied(before: Draft, after: Draft, *, carried: bool) -> Draft:

@@ -20,13 +20,17 @@ from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.edit import EditReport, open_checkpoint
 from bowline.edit.checkpoint_edit import EditableCheckpoint
 from bowline.edit.commit import commit, fingerprint
-from bowline.edit.content import Bits, Cast, ChosenRows, Content, Held, Stored
+from bowline.edit.content import Bits, Cast, ChosenRows, Content, Held, Scaled, Stored
 from bowline.edit.draft import Draft, begin
+from bowline.edit.head_scale import logit_scale
 from bowline.edit.plan import Action, EditPlan, FileParts, FilePlan
 from bowline.errors import TieError, UsageError
-from bowline.export.gguf.gguf_architecture import GGUFArchitecture, architecture_for, rope_factors
+from bowline.export.gguf.gguf_architecture import GGUFArchitecture
+from bowline.export.gguf.gguf_classes import architecture_for
 from bowline.export.gguf.gguf_tokens import tokenizer_keys
 from bowline.export.gguf.key_values import key_bytes, number, text
+from bowline.export.gguf.rotary_scaling import rope_factors
+from bowline.wording import byte_count
 
 __all__ = ["export_gguf"]
 
@@ -94,6 +98,17 @@ class _Transposed(Content):
         yield 0, self.rows
 
 
+class _OneMore(Content):
+    """A float32 tensor with one added to each number, rounded as transformers rounds it."""
+
+    def __init__(self, parent: Content) -> None:
+        self.parent, self.dtype, self.shape = parent, "F32", parent.shape
+
+    def bits(self, start: int, stop: int) -> Bits:
+        values = self.parent.values(start, stop).astype(np.float32)
+        return (values + np.float32(1)).view(np.uint32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
     """The file as it will be: the bytes of its keys, and its tensors in order."""
@@ -137,37 +152,61 @@ def _plan(checkpoint: EditableCheckpoint, name: str) -> EditPlan:
     draft = begin(checkpoint)
     config = draft.config
     architecture = architecture_for(config)
+    keys = architecture.keys(config)
     tied = _is_tied(checkpoint)
-    tensors = dict(_tensors(draft, config, architecture, tied))
+    if not tied and not architecture.has_head:
+        raise TieError(
+            f"the head is a matrix of its own, but llama.cpp's {architecture.name} takes the embedding for both ends",
+            help="`bowline tie` makes the ends one matrix, which changes the model unless they are equal",
+        )
+    tensors = _tensors(draft, config, architecture, tied)
     if EMBEDDING not in tensors:
         raise UsageError(f"{checkpoint.location}: no tensor becomes {EMBEDDING}", help="give a whole language model")
+    notes = [
+        f"tied: no {OUTPUT}, llama.cpp takes {EMBEDDING} for both ends" if tied else f"not tied: {OUTPUT} is the head"
+    ]
+    scale = logit_scale(draft)
+    if scale != 1.0:
+        if architecture.last_norm not in tensors:
+            raise UsageError(
+                f"{checkpoint.location}: no tensor becomes {architecture.last_norm}", help="give a whole language model"
+            )
+        tensors[architecture.last_norm] = Scaled(tensors[architecture.last_norm], scale)
+        notes.append(
+            f"the scale of the logits, {scale:.6g}, is in {architecture.last_norm}, since llama.cpp does not scale them"
+        )
     factors = rope_factors(config) if architecture.name == "llama" else None
     if factors is not None:
         tensors["rope_freqs.weight"] = Held("F32", factors)
     kinds = {one.dtype for one in tensors.values() if len(one.shape) > 1 and one.dtype != "F32"}
     file_type = TYPES[max(kinds) if kinds else "F32"][1]
-    keys = {
-        "general.architecture": text(architecture.name),
-        "general.type": text("model"),
-        "general.name": text(Path(checkpoint.location).name),
-        **{f"{architecture.name}.{key}": value for key, value in architecture.keys(config).items()},
-        "general.file_type": number(file_type),
-        "general.quantization_version": number(2),
-        **tokenizer_keys(checkpoint.files, config, tensors[EMBEDDING].rows),
-    }
-    file = _File(keys=keys, tensors=tensors)
+    tokenizer = tokenizer_keys(checkpoint.files, config, tensors[EMBEDDING].rows)
+    file = _File(
+        keys={
+            "general.architecture": text(architecture.name),
+            "general.type": text("model"),
+            "general.name": text(Path(checkpoint.location).name),
+            **{f"{architecture.name}.{key}": value for key, value in keys.items()},
+            "general.file_type": number(file_type),
+            "general.quantization_version": number(2),
+            **tokenizer.keys,
+        },
+        tensors=tensors,
+    )
     copied = sum(one.nbytes for one in tensors.values() if isinstance(one, Stored))
     parts = FileParts(parts=file.parts, sources=file.sources, copied=copied, check=read_gguf_header)
-    notes = [
-        "tied: no output.weight, llama.cpp takes token_embd.weight for both ends"
+    weights = sum(one.nbytes for one in tensors.values())
+    notes.append(
+        f"size: {byte_count(file.nbytes)}, {file.nbytes / weights:.3f} times one copy of the weights "
+        f"({byte_count(weights)})"
         if tied
-        else "not tied: output.weight is the head"
-    ]
+        else f"size: {byte_count(file.nbytes)}, of which {byte_count(tensors[OUTPUT].nbytes)} are the head"
+    )
     return EditPlan(
         location=checkpoint.location,
         steps=(_ExportStep(),),
         files=(FilePlan(name=name, action=Action.WRITE, nbytes=file.nbytes, parts=parts, is_new=True),),
-        notes=tuple(notes),
+        notes=(*notes, *tokenizer.notes),
         draft=draft,
         audited=name,
         single=True,
@@ -185,26 +224,51 @@ def _is_tied(checkpoint: Checkpoint) -> bool:
     return base.tied
 
 
-def _tensors(
-    draft: Draft, config: Mapping[str, Any], architecture: GGUFArchitecture, tied: bool
-) -> Iterator[tuple[str, Content]]:
+def _tensors(draft: Draft, config: Mapping[str, Any], architecture: GGUFArchitecture, tied: bool) -> dict[str, Content]:
+    found: dict[str, Content] = {}
+    origins: dict[str, str] = {}
     for name, content in draft.tensors.items():
         target = architecture.target(name)
         if target is None or (tied and target == OUTPUT):
             continue
-        if content.dtype not in TYPES:
-            raise TieError(
-                f"{name}: is stored as {content.dtype}, expected {', '.join(TYPES)}",
-                help="`bowline cast --dtype bf16` first",
-            )
-        layer = architecture.layer(name)
-        if layer in architecture.interleaved:
-            content = ChosenRows(content, 0, _interleaved(content.rows, architecture.heads(layer, config)), None)
-        if layer in architecture.transposed and len(content.shape) == 2:
-            content = _Transposed(content)
-        if (len(content.shape) == 1 or target in architecture.single) and content.dtype != "F32":
-            content = Cast(content, "F32")
-        yield target, content
+        if target in origins:
+            _check_equal(draft, origins[target], name, target)
+            continue
+        origins[target] = name
+        found[target] = _laid_out(name, content, target, config, architecture)
+    return found
+
+
+def _laid_out(
+    name: str, content: Content, target: str, config: Mapping[str, Any], architecture: GGUFArchitecture
+) -> Content:
+    """A stored tensor as llama.cpp wants it."""
+    if content.dtype not in TYPES:
+        raise TieError(
+            f"{name}: is stored as {content.dtype}, expected {', '.join(TYPES)}",
+            help="`bowline cast --dtype bf16` first",
+        )
+    layer = architecture.layer(name)
+    if layer in architecture.interleaved:
+        content = ChosenRows(content, 0, _interleaved(content.rows, architecture.heads(layer, config)), None)
+    if layer in architecture.transposed and len(content.shape) == 2:
+        content = _Transposed(content)
+    if (len(content.shape) == 1 or architecture.single.fullmatch(target)) and content.dtype != "F32":
+        content = Cast(content, "F32")
+    return _OneMore(content) if architecture.one_less.fullmatch(name) else content
+
+
+def _check_equal(draft: Draft, one: str, other: str, target: str) -> None:
+    """Raises `TieError` if two tensors that become one are not equal."""
+    first, second = draft.tensors[one], draft.tensors[other]
+    if (first.dtype, first.shape) == (second.dtype, second.shape) and all(
+        np.array_equal(first.bits(start, stop), second.bits(start, stop)) for start, stop in first.blocks()
+    ):
+        return
+    raise TieError(
+        f"{one} and {other} differ, but llama.cpp has one tensor for both, {target}",
+        help="`bowline audit` says which of them the loaders use",
+    )
 
 
 def _interleaved(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:

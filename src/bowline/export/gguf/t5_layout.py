@@ -1,0 +1,90 @@
+"""T5 and mT5 in llama.cpp, encoder and decoder.
+
+llama.cpp does not scale a tied T5's logits. The scale is therefore written into the decoder's last norm.
+"""
+
+from __future__ import annotations
+
+import re
+
+from bowline.checkpoint.formats.strict_json import shown
+from bowline.errors import UsageError
+from bowline.export.gguf.gguf_architecture import Config, GGUFArchitecture, Stack, expect, size_in
+from bowline.export.gguf.key_values import number, real
+
+__all__ = ["T5"]
+
+
+def _keys(config: Config) -> dict[str, bytes]:
+    expect(config, "feed_forward_proj", ("relu", "gated-gelu"), default="relu")
+    expect(config, "relative_attention_max_distance", (128,), default=128)
+    layers = size_in(config, "num_layers")
+    decoder_layers = size_in(config, "num_decoder_layers") if config.get("num_decoder_layers") is not None else layers
+    first = config.get("decoder_start_token_id")
+    if type(first) is not int or not 0 <= first < size_in(config, "vocab_size"):
+        raise UsageError(
+            f"config.json: decoder_start_token_id is {shown(first)}, expected the token that the decoder begins with",
+            help="set it; T5 begins with its pad_token_id, 0",
+        )
+    head, epsilon = size_in(config, "d_kv"), config.get("layer_norm_epsilon", 1e-6)
+    return {
+        "context_length": number(config.get("n_positions") or 512),
+        "embedding_length": number(size_in(config, "d_model")),
+        "feed_forward_length": number(size_in(config, "d_ff")),
+        "block_count": number(layers),
+        "decoder_block_count": number(decoder_layers),
+        "attention.head_count": number(size_in(config, "num_heads")),
+        "attention.key_length": number(head),
+        "attention.value_length": number(head),
+        "attention.layer_norm_epsilon": real(epsilon),
+        "attention.relative_buckets_count": number(config.get("relative_attention_num_buckets", 32)),
+        "attention.layer_norm_rms_epsilon": real(epsilon),
+        "decoder_start_token_id": number(first),
+    }
+
+
+def _attention(stored: str, written: str) -> dict[str, str]:
+    names = {f"{stored}.{part}": f"{written}_{part}" for part in "qkvo"}
+    return {**names, f"{stored}.relative_attention_bias": f"{written}_rel_b"}
+
+
+def _feed_forward(layer: int) -> dict[str, str]:
+    parts = {"wi": "ffn_up", "wi_0": "ffn_gate", "wi_1": "ffn_up", "wo": "ffn_down"}
+    names = {f"layer.{layer}.DenseReluDense.{stored}": written for stored, written in parts.items()}
+    return {**names, f"layer.{layer}.layer_norm": "ffn_norm"}
+
+
+ENCODER = {
+    **_attention("layer.0.SelfAttention", "attn"),
+    "layer.0.layer_norm": "attn_norm",
+    **_feed_forward(1),
+}
+DECODER = {
+    **_attention("layer.0.SelfAttention", "attn"),
+    "layer.0.layer_norm": "attn_norm",
+    **_attention("layer.1.EncDecAttention", "cross_attn"),
+    "layer.1.layer_norm": "cross_attn_norm",
+    **_feed_forward(2),
+}
+T5 = GGUFArchitecture(
+    name="t5",
+    prefix="",
+    names={
+        "shared": "token_embd",
+        "encoder.embed_tokens": "token_embd",
+        "decoder.embed_tokens": "token_embd",
+        "encoder.final_layer_norm": "enc.output_norm",
+        "decoder.final_layer_norm": "dec.output_norm",
+        "lm_head": "output",
+    },
+    stacks=(
+        Stack(stored="encoder.block.", written="enc.blk", names=ENCODER),
+        Stack(stored="decoder.block.", written="dec.blk", names=DECODER),
+    ),
+    keys=_keys,
+    ignored=re.compile(
+        r".*\.EncDecAttention\.relative_attention_bias\.weight"
+    ),  # T5 v1.0 stores one that nothing reads
+    single=re.compile(r".*_rel_b\.weight"),
+    last_norm="dec.output_norm.weight",
+)
