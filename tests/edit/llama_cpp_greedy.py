@@ -27,7 +27,10 @@ def bindings() -> Any:
 
 
 def greedy(file: str, text: str, count: int) -> dict[str, list[Any]]:
-    """The ids of the text, and the ids and logits of the `count` most likely tokens after it."""
+    """The ids of the text, and the ids and logits of the `count` most likely tokens after it.
+
+    An encoder reads the text, with what the tokenizer adds to it, and the decoder begins with its start token.
+    """
     llama = bindings()
     llama.llama_backend_init()
     parameters = llama.llama_model_default_params()
@@ -37,8 +40,9 @@ def greedy(file: str, text: str, count: int) -> dict[str, list[Any]]:
         sys.exit(f"llama.cpp refuses {file}")
     vocabulary = llama.llama_model_get_vocab(model)
     raw = text.encode()
+    encodes = llama.llama_model_has_encoder(model)
     ids = (llama.llama_token * (len(raw) + 8))()
-    length = llama.llama_tokenize(vocabulary, raw, len(raw), ids, len(ids), False, False)
+    length = llama.llama_tokenize(vocabulary, raw, len(raw), ids, len(ids), encodes, False)
     prompt = list(ids[:length])
     if not count:
         return {"prompt": prompt, "greedy": [], "logits": []}
@@ -50,6 +54,10 @@ def greedy(file: str, text: str, count: int) -> dict[str, list[Any]]:
     found: list[int] = []
     heights: list[float] = []
     following = prompt
+    if encodes:
+        tokens = (llama.llama_token * len(prompt))(*prompt)
+        assert llama.llama_encode(context, llama.llama_batch_get_one(tokens, len(prompt))) == 0
+        following = [llama.llama_model_decoder_start_token(model)]
     for _ in range(count):
         tokens = (llama.llama_token * len(following))(*following)
         assert llama.llama_decode(context, llama.llama_batch_get_one(tokens, len(following))) == 0

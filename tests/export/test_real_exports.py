@@ -42,13 +42,16 @@ def by_llama_cpp(file: Path, text: str, count: int, tmp_path: Path) -> dict[str,
 
 
 def by_transformers(model: Any, ids: list[int], count: int) -> tuple[list[int], list[float]]:
-    tokens, heights = list(ids), []
+    encodes = model.config.is_encoder_decoder
+    tokens, heights = [model.config.decoder_start_token_id] if encodes else list(ids), []
     with torch.no_grad():
         for _ in range(count):
-            logits = model(torch.tensor([tokens])).logits[0, -1]
+            said = torch.tensor([tokens])
+            both = {"input_ids": torch.tensor([ids]), "decoder_input_ids": said} if encodes else {"input_ids": said}
+            logits = model(**both).logits[0, -1]
             tokens.append(int(logits.argmax()))
             heights.append(float(logits.max()))
-    return tokens[len(ids) :], heights
+    return tokens[-count:], heights
 
 
 @needs_llama_cpp
@@ -56,10 +59,10 @@ def by_transformers(model: Any, ids: list[int], count: int) -> tuple[list[int], 
 def test_llama_cpp_computes_what_transformers_computes(name: str, tmp_path: Path) -> None:
     model = made(name, tmp_path / "model")
     export_gguf(tmp_path / "model", tmp_path / "model.gguf")
-    found = by_llama_cpp(tmp_path / "model.gguf", TEXT, 8, tmp_path)
+    found = by_llama_cpp(tmp_path / "model.gguf", TEXT, 16, tmp_path)
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
-    ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
-    tokens, heights = by_transformers(model, ids, 8)
+    ids = tokenizer.encode(TEXT, add_special_tokens=model.config.is_encoder_decoder).ids
+    tokens, heights = by_transformers(model, ids, 16)
     assert found["prompt"] == ids
     assert found["greedy"] == tokens
     assert found["logits"] == pytest.approx(heights, abs=0.01)  # llama.cpp keeps keys and values in float16

@@ -52,8 +52,8 @@ def tokenizer_keys(files: FileSet, config: Mapping[str, Any], rows: int) -> Toke
     settings = read_json_object(files, "tokenizer_config.json")
     first, last = _adds(tokenizer, settings)
     keys = {
-        **found.keys,
         **_special(tokenizer, config, settings),
+        **found.keys,
         "tokenizer.ggml.add_bos_token": boolean(first),
         "tokenizer.ggml.add_eos_token": boolean(last),
     }

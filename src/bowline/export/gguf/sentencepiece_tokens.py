@@ -16,7 +16,7 @@ from bowline.edit.tokenizer import StoredTokenizer
 from bowline.edit.tokenizer.stored_tokenizer import BYTE_PIECES
 from bowline.errors import UsageError
 from bowline.export.gguf.gguf_architecture import CONVERTER
-from bowline.export.gguf.key_values import boolean, text
+from bowline.export.gguf.key_values import boolean, number, text
 from bowline.export.gguf.token_types import (
     TokenizerKeys,
     TokenType,
@@ -61,6 +61,9 @@ def merged_pieces_keys(tokenizer: StoredTokenizer, rows: int) -> TokenizerKeys:
         **listed_tokens(tokenizer.texts, types, rows, _scores(tokenizer, types)),
         "tokenizer.ggml.add_space_prefix": boolean(prefixed),
     }
+    unknown = next((token for token, kind in types.items() if kind is TokenType.UNKNOWN), None)
+    if unknown is not None:
+        keys["tokenizer.ggml.unknown_token_id"] = number(unknown)
     return TokenizerKeys(keys=keys, notes=(*notes, *condition_notes(tokenizer)))
 
 

@@ -11,7 +11,7 @@ from bowline.checkpoint.formats.strict_json import shown
 from bowline.edit.tokenizer import StoredTokenizer
 from bowline.errors import FormatError, UsageError
 from bowline.export.gguf.gguf_architecture import CONVERTER
-from bowline.export.gguf.key_values import boolean, octets, text
+from bowline.export.gguf.key_values import boolean, number, octets, text
 from bowline.export.gguf.sentencepiece_tokens import LEADING_SPACE, SPACE, word_start
 from bowline.export.gguf.token_types import (
     TokenizerKeys,
@@ -64,6 +64,7 @@ def unigram_keys(tokenizer: StoredTokenizer, rows: int) -> TokenizerKeys:
         "tokenizer.ggml.model": text("t5"),
         "tokenizer.ggml.pre": text("default"),
         **listed_tokens(tokenizer.texts, types, rows, scores),
+        "tokenizer.ggml.unknown_token_id": number(unknown),
         "tokenizer.ggml.add_space_prefix": boolean(prefixed),
         "tokenizer.ggml.remove_extra_whitespaces": boolean(merges_spaces),
     }
