@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from tools.docs_site.anchors import github_anchor
+from tools.docs_site.repository_pages import links_of
 from typer.main import get_command
 
 from bowline.auditing.loaders import Fate
@@ -89,13 +94,12 @@ def test_readme_shows_what_check_ties_says(capsys: pytest.CaptureFixture[str]) -
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives the page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {github_anchor(heading) for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(\s*((?!https?:)[^)\s]+)\)", page.read_text(encoding="utf-8"))
-    for link in links:
+    for link in links_of(page.read_text(encoding="utf-8")):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), link
@@ -162,3 +166,67 @@ def test_the_table_of_recipes_is_the_data() -> None:
 
     page = PAGE.read_text(encoding="utf-8")
     assert updated(page) == page, "python -m tools.recipes_page"
+
+
+def test_the_pages_of_the_study_say_what_its_record_says() -> None:
+    from tools.question_pages import RECORD, page_of, updated
+
+    from bowline.study.questions.question_list import QUESTIONS
+
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    assert [answer["name"] for answer in record["answers"]] == list(QUESTIONS)
+    for name, question in QUESTIONS.items():
+        page = page_of(name).read_text(encoding="utf-8")
+        assert updated(name, page, record) == page, "python -m tools.question_pages"
+        assert question.thread in " ".join(page.split()), name
+        assert page_of(name).with_suffix(".svg").exists()
+
+
+GUIDES = [ROOT / "docs" / "start.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_commands_of_the_guides_print_what_they_show(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In the order of the page, in one directory; `...` stands for any lines. Words in capitals are placeholders."""
+    from bowline.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    for case in faults.CASES:
+        case.build().write(tmp_path / "checkpoints" / case.name)
+    layouts.gpt2().write(tmp_path / "path" / "to" / "checkpoint")
+    for command, shown in commands(page):
+        if not command.startswith("bowline ") or " demo " in command or re.search(r" [A-Z]+\b", command):
+            continue
+        monkeypatch.setattr(sys, "argv", shlex.split(command))
+        with contextlib.suppress(SystemExit):
+            main()
+        printed = [line.rstrip() for line in capfd.readouterr().out.splitlines()]
+        assert follows(shown, printed), f"{command} printed\n" + "\n".join(printed)
+
+
+def commands(page: Path) -> list[tuple[str, list[str]]]:
+    """The commands of a page's console blocks, each with the lines that are shown below it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in "".join(blocks(page, "console")).splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def follows(shown: list[str], printed: list[str]) -> bool:
+    """True if `printed` is `shown`, with any lines in the place of `...`; nothing shown says nothing."""
+    if not shown:
+        return True
+    pattern = "".join("(?:.*\n)*?" if line == "..." else re.escape(line) + "\n" for line in shown)
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in printed)) is not None
+
+
+def test_the_table_of_loaders_is_what_the_audit_predicts() -> None:
+    from tools.loader_table import PAGE, updated
+
+    page = PAGE.read_text(encoding="utf-8")
+    assert updated(page) == page, "python -m tools.loader_table"

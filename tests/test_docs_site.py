@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tools.docs_site.anchors import github_anchor
-from tools.docs_site.page_links import as_site_page, link_codes
+from tools.docs_site.page_links import as_site_page, bare_pipes, link_codes
 from tools.docs_site.repository_pages import DOCS
 from tools.docs_site.result_pages import RESULTS
 from typer.main import get_command
@@ -115,3 +115,7 @@ def test_codes_are_linked_in_prose_only() -> None:
     markdown = "# BW101\nBW101, `BW101`, [BW101](x.md), BW999\n```text\nBW101\n```\n"
     linked = link_codes(markdown, uri="guides/audit.md", codes={"BW101": "rules/BW101.md"})
     assert linked == "# BW101\n[BW101](../rules/BW101.md), `BW101`, [BW101](x.md), BW999\n```text\nBW101\n```\n"
+
+
+def test_a_pipe_in_the_code_of_a_table_is_shown_as_one() -> None:
+    assert bare_pipes("| `a\\|b` | c\\|d |\n`a\\|b`\n") == "| `a|b` | c\\|d |\n`a\\|b`\n"

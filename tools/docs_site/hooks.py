@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 from bowline.auditing.rules import all_rules
 from tools.docs_site.api_pages import api_pages
 from tools.docs_site.command_pages import command_pages
-from tools.docs_site.page_links import as_site_page, link_codes
+from tools.docs_site.page_links import as_site_page, bare_pipes, link_codes
 from tools.docs_site.repository_pages import DOCS, linked_files, repository_pages
 from tools.docs_site.result_pages import RESULTS, result_pages
 from tools.docs_site.rule_pages import rule_pages, rule_uri
@@ -80,6 +80,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     origin = origins.get(uri)
     if origin is not None and origin != RESULTS:
         markdown = as_site_page(markdown, origin=origin, uri=uri, places=_places())
+    markdown = bare_pipes(markdown)
     if uri.startswith("repository/changelog"):
         return markdown
     return link_codes(markdown, uri=uri, codes={rule.code: rule_uri(rule.code) for rule in all_rules()})

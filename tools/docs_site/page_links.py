@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["as_site_page", "link_codes"]
+__all__ = ["as_site_page", "bare_pipes", "link_codes"]
 
 APART = re.compile(
     r"^(?:```|~~~).*?^(?:```|~~~)[^\n]*$|^#+ [^\n]*$|<!--.*?-->|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|<[^>]*>",
@@ -40,6 +40,13 @@ def as_site_page(markdown: str, *, origin: Path, uri: str, places: Mapping[Path,
         part = re.sub(r'((?:src|href)=")((?!https?:|data:|#)[^"]+)(")', moved, part)
         parts[at] = re.sub(r"^(<!--.*?-->)\n(?=\S)", r"\1\n\n", part, flags=re.MULTILINE)  # a block of its own
     return "".join(parts)
+
+
+def bare_pipes(markdown: str) -> str:
+    """The Markdown with `\\|` in the code of a table as a pipe: GitHub needs the backslash, MkDocs shows it."""
+    rows = re.compile(r"^\|.*$", re.MULTILINE)
+    code = re.compile(r"`[^`\n]*`")
+    return rows.sub(lambda row: code.sub(lambda found: found[0].replace("\\|", "|"), row[0]), markdown)
 
 
 def link_codes(markdown: str, *, uri: str, codes: Mapping[str, str]) -> str:

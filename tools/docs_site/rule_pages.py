@@ -18,6 +18,7 @@ GROUPS = {
     "BW5": "PEFT adapters",
 }
 """The title of each hundred of codes."""
+NAMES = ("transformers", "vLLM", "llama.cpp", "mlx-lm", "safetensors", "torch")
 PARTS = {"What": "What it means", "Why it hurts": "Why it hurts", "Example": "An example", "Fix": "How to fix it"}
 """The parts that every page has, with their headings."""
 
@@ -53,7 +54,7 @@ def _page(rule: Rule) -> SitePage:
     for paragraph in rule.page.split("\n\n")[1:]:
         part, _, rest = paragraph.partition(": ")
         if part in PARTS:
-            lines += [f"## {PARTS[part]}", "", rest[:1].upper() + rest[1:], ""]
+            lines += [f"## {PARTS[part]}", "", _first_upper(rest), ""]
         elif part == "Reported in":
             lines += ["## Where it was reported", "", _linked(rest), ""]
         else:
@@ -68,6 +69,11 @@ def _first_lower(sentence: str) -> str:
     """The sentence after a colon: in lower case, unless its first word is a name."""
     first = sentence.partition(" ")[0]
     return sentence[:1].lower() + sentence[1:] if first in ("The", "A", "An", "Some", "No", "One", "This") else sentence
+
+
+def _first_upper(text: str) -> str:
+    """The text as a paragraph of its own: in upper case, unless its first word is a name."""
+    return text if text.startswith(NAMES) else text[:1].upper() + text[1:]
 
 
 def _linked(references: str) -> str:
