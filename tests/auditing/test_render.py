@@ -217,10 +217,17 @@ def of(properties: dict[str, Any], *required: str) -> dict[str, Any]:
 
 TEXT = of({"text": {"type": "string", "minLength": 1}}, "text")
 LEVEL = {"enum": ["none", "note", "warning", "error"]}
-URI = {"type": "string", "pattern": r"^[A-Za-z0-9._~/%-]*$"}
+URI = {"type": "string", "pattern": r"^(file:///)?([A-Za-z0-9._~%-][A-Za-z0-9._~/%-]*)?$"}
 LOCATION = of(
     {
-        "physicalLocation": of({"artifactLocation": of({"uri": URI}, "uri")}, "artifactLocation"),
+        "physicalLocation": of(
+            {
+                "artifactLocation": of({"uri": URI}, "uri"),
+                "region": of({"startLine": {"type": "integer", "minimum": 1}}, "startLine"),
+            },
+            "artifactLocation",
+            "region",
+        ),
         "logicalLocations": {
             "type": "array",
             "items": of({"name": {"type": "string"}, "kind": {"const": "member"}}, "name"),
@@ -242,6 +249,7 @@ RULE = of(
         "id": {"type": "string"},
         "name": {"type": "string"},
         "shortDescription": TEXT,
+        "fullDescription": TEXT,
         "help": TEXT,
         "defaultConfiguration": of({"level": LEVEL}, "level"),
     },
@@ -306,6 +314,15 @@ def test_sarif_points_at_the_file_that_the_finding_is_about(
     write(tmp_path / "a model", {WTE: table(), HEAD: OWN}, GPT2)
     monkeypatch.chdir(tmp_path)
     assert uris(audit(Path("a model") / inside)) == ["a%20model/config.json"]
+
+
+def test_an_absolute_path_below_the_working_directory_is_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a", {WTE: table(), HEAD: OWN}, GPT2)
+    assert uris(audit(path)) == [f"file://{path}/config.json"]
+    monkeypatch.chdir(tmp_path)
+    assert uris(audit(path)) == ["a/config.json"]
 
 
 def test_a_name_that_is_no_utf8_is_still_an_address(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -11,7 +12,7 @@ from urllib.parse import quote
 from bowline import __version__
 from bowline.auditing.audit_report import AuditReport
 from bowline.auditing.report.audit_run import Run
-from bowline.auditing.rules import Finding, Severity, all_rules
+from bowline.auditing.rules import Finding, Rule, Severity, all_rules
 
 if TYPE_CHECKING:  # the code for adapters is loaded when one is met
     from bowline.auditing.adapter_report import AdapterReport
@@ -39,6 +40,7 @@ def render_sarif(run: Run) -> str:
                                 "id": rule.code,
                                 "name": rule.name,
                                 "shortDescription": {"text": rule.summary},
+                                "fullDescription": {"text": _what(rule)},
                                 "help": {"text": rule.page},
                                 "defaultConfiguration": {"level": LEVELS[rule.severity]},
                             }
@@ -74,7 +76,10 @@ def _result(report: AuditReport | AdapterReport, finding: Finding, position: int
         "message": {"text": _with_help(finding.message, finding.help)},
         "locations": [
             {
-                "physicalLocation": {"artifactLocation": {"uri": _uri(report.evidence.location, finding.file)}},
+                "physicalLocation": {
+                    "artifactLocation": {"uri": _uri(report.evidence.location, finding.file)},
+                    "region": {"startLine": 1},  # GitHub asks for a line, and most of these files have none
+                },
                 "logicalLocations": [{"name": name, "kind": "member"} for name in finding.tensors],
             }
         ],
@@ -85,8 +90,18 @@ def _with_help(message: str, help: str | None) -> str:
     return f"{message} (help: {help})" if help else message
 
 
+def _what(rule: Rule) -> str:
+    """What the rule finds, from its page."""
+    return " ".join(rule.page.partition("What: ")[2].partition("\n\n")[0].split()) or rule.summary
+
+
 def _uri(location: str, file: str | None) -> str:
+    """The address of the file: relative below the working directory, which on a code host is the repository."""
     path = Path(location)
     if file is not None and path.name != file:
         path = (path.parent if path.is_file() else path) / file
-    return quote(os.fsencode(path.as_posix()))
+    if path.is_absolute():
+        with suppress(ValueError):
+            path = path.relative_to(Path.cwd())
+    address = quote(os.fsencode(path.as_posix()))
+    return f"file://{address}" if path.is_absolute() else address
