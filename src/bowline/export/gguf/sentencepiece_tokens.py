@@ -88,23 +88,25 @@ def _scores(tokenizer: StoredTokenizer, types: dict[int, TokenType]) -> dict[int
     """
     normal = {tokenizer.texts[token] for token, kind in types.items() if kind is TokenType.NORMAL}
     first: dict[str, int] = {}
+    grown = _grown_runs(tokenizer, normal)
     latest: dict[str, int] = {}
-    newest: dict[str, str] = {}  # the token that was made last, by the character that it repeats, if it does
+    newest: dict[str, str] = {}  # what was made last, by the character that it repeats, if it does
     for rank, (left, right) in enumerate(tokenizer.merges):
         made = left + right
         if made not in normal:
             continue
-        run = made[0] if made == made[0] * len(made) else ""
+        run = _repeated(made)
+        group = run if run in grown else made
         # Runs of different characters, such as tabs and newlines, share no neighbours: their order does not matter.
-        rivals = {newest.get(one, made) for one in ((run, "") if run else newest)} - {made}
-        if made in first and any(latest[rival] > latest[made] for rival in rivals):
+        rivals = {newest.get(one, group) for one in ((run, "") if run else newest)} - {group}
+        if group in latest and any(latest[rival] > latest[group] for rival in rivals):
             raise UsageError(
                 f"tokenizer.json: model.merges[{rank}] makes {shown(made)} again after merges of other tokens, but "
                 "llama.cpp has one score for each token",
                 help=CONVERTER,
             )
         first.setdefault(made, rank)
-        latest[made], newest[run] = rank, made
+        latest[group], newest[run] = rank, group
     known_pairs = set(tokenizer.merges)
     for made in normal:
         for cut in range(1, len(made)):
@@ -117,6 +119,30 @@ def _scores(tokenizer: StoredTokenizer, types: dict[int, TokenType]) -> dict[int
                 )
     order = {made: -float(place) for place, made in enumerate(sorted(first, key=first.__getitem__))}
     return {token: order.get(found, 0.0) for token, found in tokenizer.texts.items()}
+
+
+def _repeated(token: str) -> str:
+    """The character that a token repeats; empty if it has several."""
+    return token[0] if token == token[0] * len(token) else ""
+
+
+def _grown_runs(tokenizer: StoredTokenizer, normal: set[str]) -> set[str]:
+    """The characters whose runs grow from the left, one character at a time, whatever the order of their merges.
+
+    Two characters are merged last of all, so that a run of two takes the third, and so on, before another run begins.
+    """
+    ranks = {pair: rank for rank, pair in reversed(list(enumerate(tokenizer.merges)))}
+    lengths: dict[str, set[int]] = {}
+    for token in normal:
+        if len(token) > 1 and _repeated(token):
+            lengths.setdefault(token[0], set()).add(len(token))
+    found = set()
+    for letter, known in lengths.items():
+        last = ranks.get((letter, letter))
+        steps = [ranks.get((letter * (length - 1), letter)) for length in range(3, max(known) + 1)]
+        if last is not None and len(known) == len(steps) + 1 and all(one is not None and one < last for one in steps):
+            found.add(letter)
+    return found
 
 
 def _is_symbol(part: str, normal: set[str]) -> bool:
