@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from bowline.checkpoint.durable.whole_file import write_whole
 from bowline.errors import UsageError
 from bowline.plots.panels import Bar, Bars, Curve, Curves, Group, Sheet, draw_sheet
 from bowline.study import experiments
 from bowline.study.experiment_sizes import FULL, QUICK, ExperimentSizes
-from bowline.study.experiments import Experiments, code_digest, write_whole
+from bowline.study.experiments import Experiments, code_digest
 from bowline.study.question import Numbers, Question
 from bowline.study.questions.question_list import QUESTIONS, chosen
 from bowline.study.statistics import difference, with_error

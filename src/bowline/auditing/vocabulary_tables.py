@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import nan, prod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bowline.auditing.checkpoint_table import CheckpointTable
 from bowline.auditing.difference import ROWS_NAMED, Cause, TableDifference, explain_difference
 from bowline.auditing.evidence import TieEvidence, compare_headers
 from bowline.auditing.progress import Progress
@@ -83,7 +83,7 @@ def read_tables(checkpoint: Checkpoint, declaration: Declaration, progress: Prog
         ties=ties,
         tables=tables,
         padding=_padding(checkpoint, scans[main.name], table, spread),
-        geometry=describe(_CheckpointTable(checkpoint, main, progress if described else Progress())),
+        geometry=describe(CheckpointTable(checkpoint, main, progress if described else Progress())),
         odd_bools=_odd_bools(checkpoint),
     )
 
@@ -194,36 +194,6 @@ def _number(checkpoint: Checkpoint, key: str) -> float | None:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER:
             return value
     return None
-
-
-class _CheckpointTable:
-    """A table of a checkpoint as a `bowline.geometry.TableSource`. Reports each row as progress once."""
-
-    def __init__(self, checkpoint: Checkpoint, tensor: StoredTensor, progress: Progress) -> None:
-        self.shape = (tensor.shape[0], tensor.shape[1])
-        self._checkpoint = checkpoint
-        self._tensor = tensor
-        self._progress = progress
-        self._reported = 0
-
-    def rows(self, start: int, stop: int) -> npt.NDArray[Any]:
-        found = self._checkpoint.rows(self._tensor.name, start, stop)
-        if start <= self._reported < stop:
-            self._progress.advance((stop - self._reported) * (self._tensor.nbytes // self.shape[0]))
-            self._reported = stop
-        return found
-
-    def take(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """The rows of these ascending numbers, with one read for each run of consecutive rows."""
-        runs = np.split(chosen, np.flatnonzero(np.diff(chosen) != 1) + 1)
-        return np.concatenate(
-            [
-                self._checkpoint.rows(self._tensor.name, int(run[0]), int(run[-1]) + 1)
-                if run.size
-                else self._checkpoint.rows(self._tensor.name, 0, 0)
-                for run in runs
-            ]
-        )
 
 
 def sampled_table(checkpoint: Checkpoint, tensor: StoredTensor) -> npt.NDArray[np.float32]:

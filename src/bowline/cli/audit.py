@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bowline.cli.audit_card import print_card
+from bowline.cli.audit_html import check_can_write, write_audit_page
 from bowline.cli.audit_many import audit_many
 from bowline.cli.changed_files import checkpoints_of
 from bowline.cli.output_format import OutputFormat
@@ -68,6 +69,10 @@ def audit(
     plot: Annotated[
         Path | None, typer.Option(help="Also plot how far E Eᵀ is from I, to a .svg, .png or .pdf file.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write the report as one HTML page, with plots and a search of tokens."),
+    ] = None,
     card: Annotated[
         bool, typer.Option("--card", help="Print a passage in Markdown for the checkpoint's model card instead.")
     ] = False,
@@ -96,6 +101,7 @@ def audit(
             ("--verbose", verbose),
             ("--fix", fix),
             ("--plot", plot is not None),
+            ("--html", html is not None),
             ("--jobs", jobs != 1),
             ("--output-file", output_file is not None),
         ):
@@ -106,7 +112,7 @@ def audit(
                 )
         raise typer.Exit(print_card(list(expanded(places, recursive=recursive)), values=values, base=base))
     if output_format == OutputFormat.JSONL:
-        for name, given in (("--fix", fix), ("--plot", plot is not None)):
+        for name, given in (("--fix", fix), ("--plot", plot is not None), ("--html", html is not None)):
             if given:
                 raise UsageError(f"{name} with --output-format jsonl: audits run in other processes, which only read")
         options = {"values": values, "base": base, "select": split_codes(select), "ignore": split_codes(ignore)}
@@ -119,6 +125,8 @@ def audit(
         from bowline.plots.figure_style import check_can_save
 
         check_can_save(plot)
+    if html is not None:
+        check_can_write(html)
     reports: list[AuditReport] = []
     adapters: list[AdapterReport] = []
     failures: list[AuditFailure] = []
@@ -133,6 +141,10 @@ def audit(
             failures.append(AuditFailure(path=path, message=error.message, help=error.help))
     if plot is not None:
         _draw(reports, plot)
+    if html is not None:
+        write_audit_page(
+            reports, html, [*(f"--select {one}" for one in select), *(f"--ignore {one}" for one in ignore)]
+        )
     run = Run(
         reports=tuple(reports),
         adapters=tuple(adapters),

@@ -25,6 +25,7 @@ functions named `gaussian_` give the values of a table of independent Gaussian e
 
 from __future__ import annotations
 
+from bowline.geometry.closest_rows import closest_rows
 from bowline.geometry.cosines import mean_cosine, mean_squared_cosine, welch_bound
 from bowline.geometry.diagnostics import GeometryReport, describe, sample_rows, spectrum_rows
 from bowline.geometry.gaussian import (
@@ -40,6 +41,7 @@ from bowline.geometry.neighbours import (
     self_decoding_rate,
 )
 from bowline.geometry.norms import Quantiles, row_norm_quantiles
+from bowline.geometry.row_changes import RowChanges, row_changes
 from bowline.geometry.spectrum import (
     effective_rank,
     frame_ratio,
@@ -57,9 +59,11 @@ from bowline.geometry.usable_rows import Rows
 __all__ = [
     "GeometryReport",
     "Quantiles",
+    "RowChanges",
     "Rows",
     "Table",
     "TableSource",
+    "closest_rows",
     "describe",
     "effective_rank",
     "frame_ratio",
@@ -76,6 +80,7 @@ __all__ = [
     "median_nearest_cosine",
     "nearest_rows",
     "participation_ratio",
+    "row_changes",
     "row_norm_quantiles",
     "sample_rows",
     "self_decoding_failures",

@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import json
 import math
-import os
 import platform
 import sys
 import time
@@ -19,10 +18,10 @@ from typing import Any
 import torch
 
 from bowline import __version__
-from bowline.errors import UsageError
+from bowline.checkpoint.durable.whole_file import write_whole
 from bowline.study.experiment_sizes import ExperimentSizes
 
-__all__ = ["Experiments", "code_digest", "write_whole"]
+__all__ = ["Experiments", "code_digest"]
 
 ROOMS = ("geometry", "recipes", "functional", "nn", "models", "train")
 """The packages that experiments use. A change in their code can change the numbers."""
@@ -121,27 +120,6 @@ def _plain(value: Any) -> Any:
 def _short(arguments: dict[str, Any]) -> str:
     shown = {key: value for key, value in arguments.items() if isinstance(value, str | int | float)}
     return " ".join(f"{key}={value}" for key, value in shown.items() if key != "setting")
-
-
-def write_whole(path: Path, content: str) -> None:
-    """Replace a file atomically: after an interruption it is either the old file or the new one.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with staged.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(path)
-    except OSError as error:
-        staged.unlink(missing_ok=True)
-        raise UsageError(
-            f"{path}: cannot be written: {error.strerror or error}", help="give a writable directory"
-        ) from error
 
 
 @cache

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from bowline import __version__
+from bowline.checkpoint.durable.whole_file import write_whole
 from bowline.errors import UsageError
 from bowline.plots.figure_style import save
 from bowline.plots.panels import draw_sheet
 from bowline.study.experiment_sizes import ExperimentSizes
-from bowline.study.experiments import write_whole
 from bowline.study.question import Numbers, Question
 
 __all__ = ["VERSION", "Answer", "earlier", "write_figure", "write_report"]
