@@ -87,7 +87,9 @@ def _result(report: AuditReport | AdapterReport, finding: Finding, position: int
 
 
 def _with_help(message: str, help: str | None) -> str:
-    return f"{message} (help: {help})" if help else message
+    """The text of a message. `[a](b)` is a link in SARIF (3.11.6), and a name from a checkpoint must not be one."""
+    text = f"{message} (help: {help})" if help else message
+    return text.replace("](", "\\](")
 
 
 def _what(rule: Rule) -> str:
