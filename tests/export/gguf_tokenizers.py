@@ -1,10 +1,10 @@
-"""Tokenizers as transformers writes them for Llama 2, Gemma and T5, small; and a map of characters for SentencePiece."""
+"""Tokenizers as transformers writes them for Llama 2, Gemma and T5, small; and maps of characters."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from struct import pack
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from tests.edit.tokenizer.small_tokenizers import BYTES, TRAINING, byte_fallback, byte_level, sentencepiece_bpe, unigram
+from tests.edit.tokenizer.small_tokenizers import BYTES, byte_fallback, byte_level, sentencepiece_bpe, unigram
 
 __all__ = ["TOKENIZERS", "charsmap", "changed", "gemma_like", "llama_like", "t5_like"]
 
@@ -95,7 +95,7 @@ def charsmap(mapping: Mapping[str, str]) -> bytes:
     return pack("<I", len(array)) + array + texts
 
 
-TOKENIZERS: Mapping[str, Any] = {
+TOKENIZERS: Mapping[str, Callable[[], str]] = {
     "byte-level": byte_level,
     "Llama 2": byte_fallback,
     "Llama 2 in transformers 5": llama_like,
@@ -104,4 +104,3 @@ TOKENIZERS: Mapping[str, Any] = {
     "Unigram of words": unigram,
 }
 """Builders of tokenizers that are written as GGUF, by name."""
-TRAINED_ON = TRAINING

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bowline.auditing import audit
 from bowline.checkpoint import open_checkpoint
@@ -100,16 +102,144 @@ def test_the_tokenizer_is_in_the_file(tmp_path: Path) -> None:
     assert values["tokenizer.ggml.merges"].length == len(json.loads(TOKENIZER)["model"]["merges"])
 
 
+def test_gemmas_norms_are_written_with_the_one_that_transformers_adds(tmp_path: Path) -> None:
+    model, tensors, _ = exported("Gemma 3, tied", tmp_path, torch.bfloat16)
+    layer = model.model.layers[1]
+    for name, module in (
+        ("blk.1.attn_norm", layer.input_layernorm),
+        ("blk.1.post_attention_norm", layer.post_attention_layernorm),
+        ("blk.1.ffn_norm", layer.pre_feedforward_layernorm),
+        ("blk.1.post_ffw_norm", layer.post_feedforward_layernorm),
+        ("blk.1.attn_q_norm", layer.self_attn.q_norm),
+        ("blk.1.attn_k_norm", layer.self_attn.k_norm),
+        ("output_norm", model.model.norm),
+    ):
+        assert np.array_equal(tensors[f"{name}.weight"], (1.0 + module.weight.detach().float()).numpy())
+
+
+def test_gemmas_windows_and_caps_are_in_the_keys(tmp_path: Path) -> None:
+    _, _, values = exported("Gemma 2, tied", tmp_path / "two")
+    assert values["gemma2.attention.sliding_window"] == 8
+    assert (values["gemma2.attn_logit_softcapping"], values["gemma2.final_logit_softcapping"]) == (50.0, 30.0)
+    assert "gemma2.attention.sliding_window_pattern" not in values  # llama.cpp's own
+    _, _, values = exported("Gemma 3, other layers with a window", tmp_path / "three")
+    assert values["gemma3.attention.sliding_window_pattern"].length == 3
+    assert (values["gemma3.rope.freq_base"], values["gemma3.rope.freq_base_swa"]) == (1e6, 1e4)
+    assert values["gemma3.final_logit_softcapping"] == 5.0
+
+
+def test_both_stacks_of_a_t5_are_written_with_one_table(tmp_path: Path) -> None:
+    model, tensors, values = exported("T5, tied", tmp_path)
+    encoder, decoder = model.encoder.block[1].layer, model.decoder.block[0].layer
+    for name, module in (
+        ("enc.blk.1.attn_q", encoder[0].SelfAttention.q),
+        ("enc.blk.1.ffn_gate", encoder[1].DenseReluDense.wi_0),
+        ("enc.blk.1.ffn_up", encoder[1].DenseReluDense.wi_1),
+        ("enc.blk.1.ffn_norm", encoder[1].layer_norm),
+        ("dec.blk.0.attn_o", decoder[0].SelfAttention.o),
+        ("dec.blk.0.attn_rel_b", decoder[0].SelfAttention.relative_attention_bias),
+        ("dec.blk.0.cross_attn_k", decoder[1].EncDecAttention.k),
+        ("dec.blk.0.cross_attn_norm", decoder[1].layer_norm),
+        ("dec.blk.0.ffn_down", decoder[2].DenseReluDense.wo),
+    ):
+        assert np.array_equal(tensors[f"{name}.weight"], module.weight.detach().numpy()), name
+    assert (values["t5.block_count"], values["t5.decoder_block_count"]) == (2, 1)
+    assert values["t5.decoder_start_token_id"] == 0 and values["t5.attention.relative_buckets_count"] == 32
+    assert [name for name in tensors if "token_embd" in name] == ["token_embd.weight"]
+
+
+def test_the_scale_of_a_tied_t5_is_in_the_last_norm(tmp_path: Path) -> None:
+    """The norm's weights multiply what the head reads, so that the logits get the factor."""
+    model, tensors, _ = exported("T5 with words, tied and scaled", tmp_path)  # 64 features: the factor is 1/8, exactly
+    last = model.decoder.final_layer_norm.weight.detach().numpy()
+    assert np.array_equal(tensors["dec.output_norm.weight"], last / 8)
+    assert np.array_equal(tensors["enc.output_norm.weight"], model.encoder.final_layer_norm.weight.detach().numpy())
+    model, tensors, _ = exported("T5, tied", tmp_path / "unscaled")
+    assert np.array_equal(tensors["dec.output_norm.weight"], model.decoder.final_layer_norm.weight.detach().numpy())
+
+
+def test_the_report_says_what_became_of_the_tie_the_scale_and_the_size(tmp_path: Path) -> None:
+    made("T5, tied and scaled", tmp_path / "model")
+    said = str(export_gguf(tmp_path / "model", tmp_path / "model.gguf"))
+    assert "tied: no output.weight, llama.cpp takes token_embd.weight for both ends" in said
+    assert "the scale of the logits, 0.144338, is in dec.output_norm.weight" in said
+    assert re.search(r"size: 469 kB, 1\.0\d\d times one copy of the weights", said)
+
+
+@pytest.mark.parametrize("stored", ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"])
+def test_further_copies_of_a_t5s_table_are_left_out_if_they_are_equal(tmp_path: Path, stored: str) -> None:
+    model = made("T5, tied and scaled", tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, stored: tensors["shared.weight"].clone()}, path, {"format": "pt"})
+    export_gguf(tmp_path / "model", tmp_path / "model.gguf")
+    with open_checkpoint(tmp_path / "model.gguf") as checkpoint:
+        assert np.array_equal(np.array(checkpoint.rows("token_embd.weight")), model.shared.weight.detach().numpy())
+    save_file({**tensors, stored: tensors["shared.weight"] + 1}, path, {"format": "pt"})
+    with pytest.raises(BowlineError):
+        export_gguf(tmp_path / "model", tmp_path / "other.gguf")
+    assert not (tmp_path / "other.gguf").exists()
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def refused(tmp_path: Path, seen: str, **config: Any) -> None:
-    made("Llama, tied", tmp_path / "model")
+def refused(tmp_path: Path, seen: str, model: str = "Llama, tied", **config: Any) -> None:
+    made(model, tmp_path / "model")
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     with pytest.raises(BowlineError, match=seen):
         export_gguf(tmp_path / "model", tmp_path / "model.gguf")
     assert not (tmp_path / "model.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "seen", "config"),
+    [
+        ("Llama, tied", "hidden_act is 'gelu', expected 'silu'", {"hidden_act": "gelu"}),
+        ("Llama, tied", "num_hidden_layers is -1, expected a whole number", {"num_hidden_layers": -1}),
+        ("Llama, tied", "'x', expected a finite number", {"rms_norm_eps": "x"}),
+        ("Llama, tied", "2.5, expected a whole number", {"num_key_value_heads": 2.5}),
+        ("GPT-2, tied", "activation_function is 'relu'", {"activation_function": "relu"}),
+        ("GPT-2, tied", "scale_attn_weights is false", {"scale_attn_weights": False}),
+        ("Gemma, tied", "hidden_act is 'gelu', expected 'gelu_pytorch_tanh'", {"hidden_act": "gelu"}),
+        (
+            "Gemma 2, tied",
+            "query_pre_attn_scalar is 128, but llama.cpp computes with 32",
+            {"query_pre_attn_scalar": 128},
+        ),
+        ("Gemma 2, tied", "attn_logit_softcapping is null", {"attn_logit_softcapping": None}),
+        ("Gemma 2, tied", "no layer has a window", {"layer_types": ["full_attention"] * 3}),
+        ("Gemma 2, tied", "use_bidirectional_attention is true", {"use_bidirectional_attention": True}),
+        ("Gemma 3, tied", "layer_types is an array of 1", {"layer_types": [["sliding_attention"]]}),
+        ("Gemma 3, tied", "sliding_window is null", {"sliding_window": None}),
+        ("Gemma 3, tied", "attn_logit_softcapping is 3.0", {"attn_logit_softcapping": 3.0}),
+        (
+            "Gemma 3, tied",
+            "scaled by 'yarn'",
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0}, "sliding_attention": {}}},
+        ),
+        ("T5, tied and scaled", "feed_forward_proj is 'gated-silu'", {"feed_forward_proj": "gated-silu"}),
+        ("T5, tied and scaled", "relative_attention_max_distance is 64", {"relative_attention_max_distance": 64}),
+        ("T5, tied and scaled", "decoder_start_token_id is null", {"decoder_start_token_id": None}),
+        ("T5, tied and scaled", "num_decoder_layers is 3, expected at most the encoder's 2", {"num_decoder_layers": 3}),
+    ],
+)
+def test_what_llama_cpp_would_compute_otherwise_is_refused(
+    tmp_path: Path, model: str, seen: str, config: dict[str, Any]
+) -> None:
+    refused(tmp_path, seen, model, **config)
+
+
+def test_a_head_of_its_own_is_refused_where_llama_cpp_reads_none(tmp_path: Path) -> None:
+    model = made("Gemma 2, tied", tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    head = model.lm_head.weight.detach() + 1
+    save_file({**tensors, "lm_head.weight": head}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(TieError, match=r"llama\.cpp's gemma2 takes the embedding for both ends"):
+        export_gguf(tmp_path / "model", tmp_path / "model.gguf")
 
 
 def test_a_class_that_is_not_written_is_named_with_those_that_are(tmp_path: Path) -> None:

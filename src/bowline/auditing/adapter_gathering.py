@@ -127,8 +127,7 @@ def _as_adapted(base: BaseModel, config: AdapterConfig) -> BaseModel:
 def known_base(checkpoint: Checkpoint, *, values: bool, given: bool) -> BaseModel:
     """Describe an open checkpoint as the base of an adapter: its ends, and whether they are tied."""
     evidence = gather(checkpoint, values=False)
-    main = evidence.main_tie
-    if values and main is not None and main.state is None and not main.unseen:  # both ends are stored: compare them
+    if values and any(one.state is None and not one.unseen for one in evidence.ties):  # both ends are stored: compare
         evidence = gather(checkpoint, values=True)
     declaration = evidence.declaration
     facts = load_table().architecture(declaration.architecture or "")

@@ -20,6 +20,12 @@ def _keys(config: Config) -> dict[str, bytes]:
     expect(config, "relative_attention_max_distance", (128,), default=128)
     layers = size_in(config, "num_layers")
     decoder_layers = size_in(config, "num_decoder_layers") if config.get("num_decoder_layers") is not None else layers
+    if decoder_layers > layers:
+        raise UsageError(
+            f"config.json: num_decoder_layers is {decoder_layers}, expected at most the encoder's {layers}: llama.cpp "
+            "does not load a deeper decoder",
+            help="run the model in transformers or onnxruntime (`bowline export --to onnx`)",
+        )
     first = config.get("decoder_start_token_id")
     if type(first) is not int or not 0 <= first < size_in(config, "vocab_size"):
         raise UsageError(

@@ -1,0 +1,268 @@
+"""Tokenizers as GGUF: llama.cpp's rule for merging splits as the library does; what would not is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from struct import unpack
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bowline.checkpoint.formats.gguf.value_bytes import array_items
+from bowline.checkpoint.formats.sentencepiece_model import PieceType
+from bowline.checkpoint.places.local_directory import LocalDirectory
+from bowline.errors import BowlineError, FormatError, UsageError
+from bowline.export.gguf.gguf_tokens import tokenizer_keys
+from bowline.export.gguf.token_types import TokenizerKeys
+from tests.edit.tokenizer.small_tokenizers import byte_fallback, drawn_byte_fallback, texts, unigram
+from tests.export.gguf_tokenizers import TOKENIZERS, charsmap, gemma_like, llama_like, t5_like
+
+SPACE = "▁"
+
+
+def keys_of(content: str, rows: int | None = None, **others: str) -> TokenizerKeys:
+    """The keys of a tokenizer."""
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "tokenizer.json").write_text(content, encoding="utf-8")
+        for name, text in others.items():
+            (Path(place) / f"{name}.json").write_text(text, encoding="utf-8")
+        size = tokenizers.Tokenizer.from_str(content).get_vocab_size() if rows is None else rows
+        with LocalDirectory(place) as files:
+            return tokenizer_keys(files, {}, size)
+
+
+def tokens_of(keys: Mapping[str, bytes]) -> list[str]:
+    return [item.decode() for item in array_items(keys["tokenizer.ggml.tokens"])[1]]
+
+
+def scores_of(keys: Mapping[str, bytes]) -> list[float]:
+    return [unpack("<f", item)[0] for item in array_items(keys["tokenizer.ggml.scores"])[1]]
+
+
+def types_of(keys: Mapping[str, bytes]) -> list[int]:
+    return [unpack("<i", item)[0] for item in array_items(keys["tokenizer.ggml.token_type"])[1]]
+
+
+def truth(keys: Mapping[str, bytes], name: str) -> bool:
+    return keys[f"tokenizer.ggml.{name}"][-1] == 1
+
+
+def merged(keys: Mapping[str, bytes], text: str) -> list[int]:
+    """The ids that llama.cpp makes of a text without added tokens, by the rule in its source (llm_tokenizer_spm)."""
+    ids, scores = {token: number for number, token in enumerate(tokens_of(keys))}, scores_of(keys)
+    if not text:
+        return []
+    parts = list(((" " if truth(keys, "add_space_prefix") else "") + text).replace(" ", SPACE))
+    while True:
+        pairs = [
+            (-scores[ids[parts[at] + parts[at + 1]]], at)
+            for at in range(len(parts) - 1)
+            if parts[at] + parts[at + 1] in ids
+        ]
+        if not pairs:
+            break
+        _, at = min(pairs)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    found = []
+    for part in parts:
+        found += [ids[part]] if part in ids else [ids[f"<0x{byte:02X}>"] for byte in part.encode()]
+    return found
+
+
+def overlap(content: str) -> bool:
+    """Whether two merges of one token can meet in `x y z`, and the right one has the lower rank."""
+    ranks = {tuple(pair): rank for rank, pair in enumerate(json.loads(content)["model"]["merges"])}
+    return any(
+        ranks[left, right] > ranks[right, made[len(right) :]]
+        for left, right in ranks
+        for made in [left + right]
+        if (right, made[len(right) :]) in ranks and made.startswith(right) and left != right
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(drawn_byte_fallback(), st.lists(texts, max_size=6))
+def test_scores_split_as_merges_do(content: str, corpus: list[str]) -> None:
+    try:
+        keys = keys_of(content).keys
+    except UsageError as error:
+        assert "llama.cpp" in error.message
+        return
+    library = tokenizers.Tokenizer.from_str(content)
+    for text in corpus:
+        if not overlap(content):
+            assert merged(keys, text) == library.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("name", ["Llama 2", "Llama 2 in transformers 5", "Gemma"])
+def test_trained_tokenizers_split_alike(name: str) -> None:
+    content = TOKENIZERS[name]()
+    keys, library = keys_of(content).keys, tokenizers.Tokenizer.from_str(content)
+    for text in (
+        "The bowline makes a loop",
+        "def tie(weights):  x 12 größer 结绳 🪢",
+        "the  the   the    the     knot",
+    ):
+        assert merged(keys, text) == library.encode(text, add_special_tokens=False).ids
+
+
+def test_the_types_of_gemmas_tokens() -> None:
+    content = gemma_like()
+    keys = keys_of(content, rows=500).keys
+    types = dict(zip(tokens_of(keys), types_of(keys), strict=True))
+    expected = {
+        "<unk>": PieceType.UNKNOWN,
+        "<s>": PieceType.CONTROL,
+        "<0x41>": PieceType.BYTE,
+        "\n\n": PieceType.USER_DEFINED,
+        "<unused0>": PieceType.USER_DEFINED,
+        "▁▁": PieceType.NORMAL,  # the library makes it by merges: raw text has spaces
+        "▁bowline": PieceType.NORMAL,
+        "[PAD499]": PieceType.UNUSED,
+    }
+    assert {token: types[token] for token in expected} == expected
+    assert not truth(keys, "add_space_prefix") and truth(keys, "add_bos_token") and not truth(keys, "add_eos_token")
+
+
+def test_a_t5_gets_its_end_its_scores_and_its_map_of_characters() -> None:
+    content = t5_like()
+    keys = keys_of(content).keys
+    pieces = json.loads(content)["model"]["vocab"]
+    assert tokens_of(keys) == [text for text, _ in pieces]
+    assert scores_of(keys) == pytest.approx([score for _, score in pieces], rel=1e-6)
+    assert types_of(keys)[:4] == [PieceType.CONTROL, PieceType.CONTROL, PieceType.UNKNOWN, PieceType.NORMAL]
+    assert types_of(keys)[-3:] == [PieceType.CONTROL] * 3  # the sentinels
+    written = b"".join(array_items(keys["tokenizer.ggml.precompiled_charsmap"])[1])
+    assert base64.b64encode(written).decode() == json.loads(content)["normalizer"]["precompiled_charsmap"]
+    assert truth(keys, "add_eos_token") and not truth(keys, "add_bos_token")
+    assert truth(keys, "remove_extra_whitespaces") and truth(keys, "add_space_prefix")
+    assert unpack("<II", keys["tokenizer.ggml.unknown_token_id"]) == (4, 2)
+
+
+def test_a_filler_is_not_the_text_of_a_token() -> None:
+    content = json.loads(unigram())
+    size = len(content["model"]["vocab"]) + 3
+    content["model"]["vocab"][-1][0] = f"[PAD{size}]"
+    listed = tokens_of(keys_of(json.dumps(content), rows=size + 2).keys)
+    assert len(set(listed)) == len(listed) == size + 2
+
+
+def test_a_metaspace_before_texts_that_begin_with_a_space_is_noted() -> None:
+    for content in (llama_like(), unigram()):
+        assert any("one space more" in note for note in keys_of(content).notes)
+    assert keys_of(byte_fallback()).notes == ()
+
+
+def test_conditions_of_added_tokens_are_noted() -> None:
+    content = json.loads(byte_fallback())
+    content["added_tokens"][1]["rstrip"] = True
+    assert "conditions (single_word, lstrip, rstrip) of the added token '<s>'" in keys_of(json.dumps(content)).notes[0]
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def edited(content: str, change: Callable[[dict[str, Any]], object]) -> str:
+    parsed = json.loads(content)
+    change(parsed)
+    return json.dumps(parsed)
+
+
+def without_merge(content: dict[str, Any]) -> None:
+    del content["model"]["merges"][7]
+
+
+def out_of_order(content: dict[str, Any]) -> None:
+    merges = content["model"]["merges"]
+    last = next(at for at in range(len(merges) - 1, 0, -1) if "".join(merges[at]) == "".join(merges[at - 1]))
+    merges.insert(0, merges.pop(last))
+
+
+def without_byte(content: dict[str, Any]) -> None:
+    vocabulary = content["model"]["vocab"]
+    vocabulary["<0x0b>"] = vocabulary.pop("<0x0B>")
+
+
+def lower_cased(content: dict[str, Any]) -> None:
+    content["normalizer"]["normalizers"].insert(0, {"type": "Lowercase"})
+
+
+REFUSED: dict[str, tuple[Callable[[], str], Callable[[dict[str, Any]], object], str]] = {
+    "a merge is missing": (byte_fallback, without_merge, r"has no merge of .* and .*, but llama\.cpp merges any two"),
+    "merges of a token apart": (byte_fallback, out_of_order, r"again after merges of other tokens"),
+    "a byte is missing": (byte_fallback, without_byte, r"lacks 1 of the 256 byte pieces, the first <0x0B>"),
+    "lower case": (byte_fallback, lower_cased, r"normalises by an object of 2 and splits by null"),
+    "whole words first": (byte_fallback, lambda content: content["model"].update(ignore_merges=True), "ignore_merges"),
+    "no unknown token": (t5_like, lambda content: content["model"].update(unk_id=None), r"unk_id is null"),
+    "bytes for the unknown": (t5_like, lambda content: content["model"].update(byte_fallback=True), r"byte_fallback"),
+    "a special token of the lowest score": (
+        t5_like,
+        lambda content: content["model"]["vocab"].__setitem__(0, ["<pad>", -99.0]),
+        "the lowest score is that of a special token",
+    ),
+    "a space inside a piece": (
+        t5_like,
+        lambda content: content["model"]["vocab"].__setitem__(9, ["of▁the", -9.0]),
+        "has tokens with a space inside",
+    ),
+    "another normaliser": (t5_like, lambda content: content.update(normalizer={"type": "NFKC"}), "normalises by"),
+    "another splitter": (t5_like, lambda content: content.update(pre_tokenizer={"type": "Whitespace"}), "splits by"),
+    "no splitter": (t5_like, lambda content: content.update(pre_tokenizer=None), "splits by null"),
+    "a score beyond float32": (
+        t5_like,
+        lambda content: content["model"]["vocab"].__setitem__(9, ["x", -1e300]),
+        "float32 cannot hold",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_llama_cpp_would_split_otherwise_is_refused(name: str) -> None:
+    build, change, seen = REFUSED[name]
+    content = edited(build(), change)
+    with pytest.raises(UsageError, match=seen):
+        keys_of(content, rows=600)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        7,
+        "not base64!",
+        base64.b64encode(b"\1\2\3").decode(),
+        base64.b64encode(b"\xff\xff\xff\xff" + bytes(12)).decode(),
+        base64.b64encode(b"\x03\0\0\0" + bytes(12)).decode(),
+        base64.b64encode(charsmap({"a": "b"})[:-1]).decode(),
+    ],
+)
+def test_a_damaged_map_of_characters_is_refused(value: Any) -> None:
+    content = edited(t5_like(), lambda content: content["normalizer"].update(precompiled_charsmap=value))
+    with pytest.raises(FormatError, match=r"normalizer\.precompiled_charsmap"):
+        keys_of(content, rows=600)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(sorted(TOKENIZERS)), st.data())
+def test_a_damaged_tokenizer_is_read_or_refused(name: str, data: st.DataObject) -> None:
+    content = json.loads(TOKENIZERS[name]())
+    place: Any = content
+    while isinstance(place, dict | list) and place:
+        keys = sorted(place) if isinstance(place, dict) else range(min(len(place), 5))
+        key = data.draw(st.sampled_from(list(keys)))
+        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+            place[key] = data.draw(
+                st.sampled_from([None, 0, -1, 10**9, "", "x", [], {}, True, [[]], {"type": "Metaspace"}])
+            )
+            break
+        place = place[key]
+    try:
+        keys_of(json.dumps(content), rows=600)
+    except BowlineError as error:
+        assert error.help
