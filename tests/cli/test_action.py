@@ -44,12 +44,13 @@ def git(repository: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def run_action(workspace: Path, runner: Path, base: str = "", **inputs: str) -> Done:
-    """Every step but the installation, with the values that GitHub puts for the expressions."""
-    python = runner / "bowline" / "bin" / "python"  # stands for the environment of the installation
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
+def run_action(workspace: Path, runner: Path, base: str = "", installed_from: str = "", **inputs: str) -> Done:
+    """Every step, with the values that GitHub puts for the expressions; the installation only if it has a tree."""
+    if not installed_from:
+        python = runner / "bowline" / "bin" / "python"  # stands for the environment of the installation
+        python.parent.mkdir(parents=True)
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        python.chmod(0o755)
     output = runner / "output"
     output.touch()
     given = {name.replace("_", "-"): value for name, value in inputs.items()}
@@ -57,7 +58,7 @@ def run_action(workspace: Path, runner: Path, base: str = "", **inputs: str) -> 
     values = {f"inputs.{name}": given.get(name, stated["default"]) for name, stated in ACTION["inputs"].items()}
     values["github.event.pull_request.base.sha"] = base
     uploaded, log, failed = None, "", False
-    for step in (step for name, step in STEPS.items() if name != "Install Bowline"):
+    for step in (step for name, step in STEPS.items() if installed_from or name != "Install Bowline"):
         outputs = dict(line.split("=", 1) for line in output.read_text().splitlines())
         values |= {f"steps.audit.outputs.{name}": value for name, value in outputs.items()}
         if "if" in step:
@@ -73,14 +74,14 @@ def run_action(workspace: Path, runner: Path, base: str = "", **inputs: str) -> 
             env={
                 **os.environ,
                 **{name: replaced(value, values) for name, value in step.get("env", {}).items()},
-                "GITHUB_ACTION_PATH": str(ROOT),
+                "GITHUB_ACTION_PATH": installed_from or str(ROOT),
                 "GITHUB_OUTPUT": str(output),
                 "RUNNER_TEMP": str(runner),
             },
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=480,
         )
         log += done.stdout + done.stderr
         if done.returncode:
@@ -195,6 +196,24 @@ def test_given_paths_are_audited_whatever_changed(workspace: Path, runner: Path)
     base = git(workspace, "rev-parse", "HEAD")
     done = run_action(workspace, runner, base=base, paths="models/good one\n\n  models\n", fail_on="never")
     assert results(done) == [("BW101", "models/bad/config.json")]
+
+
+@pytest.mark.pipelines
+def test_with_the_installation_of_the_last_commit_every_step_runs(
+    workspace: Path, runner: Path, tmp_path: Path
+) -> None:
+    tree = tmp_path / "action"
+    tree.mkdir()
+    packed = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
+    subprocess.run(["tar", "--extract", "--directory", str(tree)], input=packed, check=True, timeout=60)
+    runner.mkdir()
+    diverged(workspace / "models" / "good one")
+    done = run_action(workspace, runner, base=commit(workspace), installed_from=str(tree))
+    assert results(done) == [("BW101", "models/good%20one/config.json")], done.log
+    assert done.failed
+    python = runner / "bowline" / "bin" / "python"
+    where = [str(python), "-c", "import bowline; print(bowline.__file__)"]
+    assert Path(subprocess.check_output(where, text=True, timeout=60)).is_relative_to(runner)
 
 
 # --- what fails -----------------------------------------------------------------------------------------------------
