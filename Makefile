@@ -159,7 +159,12 @@ $(PEERS)/linters/ready: $(VENV)/dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) zizmor==1.32.0
 	@touch $@
 
-pipelines: $(VENV)/dev beside $(PEERS)/trl/ready $(PEERS)/linters/ready
+$(PEERS)/pre-commit/ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check pre-commit==4.7.0
+	@touch $@
+
+pipelines: $(VENV)/dev beside $(PEERS)/trl/ready $(PEERS)/linters/ready $(PEERS)/pre-commit/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 -m pipelines
 
 # A real trained tied model, from its GGUF in a wheel; gguf reads it.

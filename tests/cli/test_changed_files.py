@@ -20,6 +20,7 @@ from bowline.cli.changed_files import checkpoints_of
 from tests.checkpoints import GPT2, HEAD, OWN, WTE, table, tied_gpt2, write
 
 ROOT = Path(__file__).parents[2]
+PRE_COMMIT = ROOT / ".peers" / "pre-commit" / "bin" / "pre-commit"
 (HOOK,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
 
 
@@ -234,6 +235,51 @@ def test_a_commit_of_code_alone_runs_nothing(repository: Path) -> None:
     touched(repository, "a.py")
     git(repository, "add", "-A")
     assert run_hook(repository) is None
+
+
+@pytest.mark.pipelines
+@pytest.mark.skipif(not PRE_COMMIT.exists(), reason="pre-commit is not in .peers/pre-commit: run `make pipelines`")
+def test_pre_commit_installs_the_hook_and_stops_a_commit(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = tmp_path_factory.mktemp("pre-commit")
+    git(place, "clone", "-q", str(ROOT), "hooks")
+    repo = {"repo": str(place / "hooks"), "rev": git(place / "hooks", "rev-parse", "HEAD").strip()}
+    config = {"repos": [{**repo, "hooks": [{"id": "bowline-audit"}]}]}
+    (repository / ".pre-commit-config.yaml").write_text(yaml.safe_dump(config))
+    environment = {**os.environ, "PRE_COMMIT_HOME": str(place / "home"), "HOME": str(place)}
+    identity = {f"GIT_{who}_{what}": "a@example.com" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=repository,
+            env=environment | identity,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=480,
+        )
+
+    installed = run(str(PRE_COMMIT), "install")
+    assert installed.returncode == 0, installed.stderr
+    git(repository, "add", "-A")
+    fine = run("git", "commit", "-q", "-m", "code alone")
+    assert "no files to check" in fine.stderr
+    assert fine.returncode == 0
+
+    diverged(repository / "models" / "good one")
+    git(repository, "add", "-A")
+    stopped = run("git", "commit", "-q", "-m", "break it")
+    assert stopped.returncode == 1
+    assert "BW101 error" in stopped.stderr
+    assert "in 1 checkpoint" in stopped.stderr
+
+    tied_gpt2(repository / "models" / "good one", note=1)
+    git(repository, "add", "-A")
+    passed = run("git", "commit", "-q", "-m", "mend it")
+    assert passed.returncode == 0, passed.stderr
+    assert re.search(r"bowline audit\.+Passed", passed.stderr)
 
 
 def test_the_hook_is_installed_from_the_package_and_runs_in_one_process() -> None:
