@@ -1,4 +1,4 @@
-"""Reads the pieces of a SentencePiece model (`tokenizer.model`): text, score and type, straight from the protobuf.
+"""Reads a SentencePiece model (`tokenizer.model`) straight from the protobuf: its pieces, and how it normalises text.
 
 The file is hostile until parsed: each length is checked before bytes are taken, and fields that are not needed are
 passed over unread. Protobuf's wire format: https://protobuf.dev/programming-guides/encoding; the fields:
@@ -14,10 +14,14 @@ from typing import NamedTuple
 
 from bowline.errors import FormatError
 
-__all__ = ["Piece", "PieceType", "is_tiktoken", "read_pieces"]
+__all__ = ["Piece", "PieceType", "SentencePieceModel", "is_tiktoken", "read_model", "read_pieces"]
 
 PIECES, TEXT, SCORE, TYPE = 1, 1, 2, 3
 """Field numbers: the pieces of the model, and of each piece its text, score and type."""
+TRAINER, MODEL_TYPE, AS_SUFFIX, BYTE_FALLBACK = 2, 3, 24, 35
+"""Field numbers: the settings of the training, and of these the algorithm, where a word's space goes, and bytes."""
+NORMALIZER, CHARSMAP, DUMMY_PREFIX, EXTRA_SPACES = 3, 2, 3, 4
+"""Field numbers: the normaliser, and of it the map of characters and what becomes of spaces."""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 FIXED = {FIXED64: 8, FIXED32: 4}
 SCORE_FORMAT = Struct("<f")
@@ -41,6 +45,45 @@ class Piece(NamedTuple):
     text: str
     score: float = 0.0
     type: int = PieceType.NORMAL
+
+
+class SentencePieceModel(NamedTuple):
+    """A whole model; the defaults are those of the format."""
+
+    pieces: list[Piece]
+    algorithm: int = 1
+    """1 is Unigram, 2 is BPE, 3 words, 4 characters."""
+    byte_fallback: bool = False
+    space_as_suffix: bool = False
+    charsmap: bytes = b""
+    add_dummy_prefix: bool = True
+    remove_extra_whitespaces: bool = True
+
+
+def read_model(data: bytes, name: str) -> SentencePieceModel:
+    """The pieces of a model, and how it splits and normalises; raises `FormatError` if `data` is not such a model."""
+    pieces = read_pieces(data, name)
+    numbers: dict[tuple[int, int], int] = {}
+    charsmap = b""
+    for number, wire, start, stop in _fields(data, 0, len(data), name):
+        if number not in (TRAINER, NORMALIZER):
+            continue
+        if wire != BYTES:
+            raise _malformed(name, start, f"settings of wire type {wire}, expected {BYTES}")
+        for inner, kind, begin, end in _fields(data, start, stop, name):
+            if kind == VARINT:
+                numbers[number, inner], _ = _varint(data, begin, end, name)
+            elif (number, inner, kind) == (NORMALIZER, CHARSMAP, BYTES):
+                charsmap = data[begin:end]
+    return SentencePieceModel(
+        pieces=pieces,
+        algorithm=numbers.get((TRAINER, MODEL_TYPE), 1),
+        byte_fallback=numbers.get((TRAINER, BYTE_FALLBACK), 0) != 0,
+        space_as_suffix=numbers.get((TRAINER, AS_SUFFIX), 0) != 0,
+        charsmap=charsmap,
+        add_dummy_prefix=numbers.get((NORMALIZER, DUMMY_PREFIX), 1) != 0,
+        remove_extra_whitespaces=numbers.get((NORMALIZER, EXTRA_SPACES), 1) != 0,
+    )
 
 
 def read_pieces(data: bytes, name: str) -> list[Piece]:

@@ -13,6 +13,7 @@ from bowline.export.gguf.byte_level_tokens import byte_level_keys
 from bowline.export.gguf.gguf_architecture import CONVERTER
 from bowline.export.gguf.key_values import boolean, number, text
 from bowline.export.gguf.sentencepiece_tokens import merged_pieces_keys
+from bowline.export.gguf.slow_tokenizer import slow_tokenizer
 from bowline.export.gguf.token_types import TokenizerKeys, is_part
 from bowline.export.gguf.unigram_tokens import unigram_keys
 
@@ -35,24 +36,27 @@ def tokenizer_keys(files: FileSet, config: Mapping[str, Any], rows: int) -> Toke
     """The keys `tokenizer.*` for a table of `rows` rows.
 
     Raises:
-        UsageError: there is no `tokenizer.json`, it is of a kind that is not written, or llama.cpp would split text in
-            another way.
+        UsageError: there is neither `tokenizer.json` nor SentencePiece's model, it is of a kind that is not written, or
+            llama.cpp would split text in another way.
         FormatError: it is malformed.
     """
-    tokenizer = read_tokenizer(files)
-    if tokenizer.kind not in BY_KIND:
-        wanted = ", ".join(BY_KIND)
-        raise UsageError(f"tokenizer.json is {tokenizer.kind}, expected one of {wanted}", help=CONVERTER)
-    if tokenizer.size > rows:
-        raise UsageError(
-            f"the tokenizer has ids up to {tokenizer.size - 1}, but the table has only {rows} rows",
-            help="`bowline audit` says which tokens have no row",
-        )
-    found = BY_KIND[tokenizer.kind](tokenizer, rows)
     settings = read_json_object(files, "tokenizer_config.json")
-    first, last = _adds(tokenizer, settings)
+    slow = None if files.has("tokenizer.json") else slow_tokenizer(files, rows)
+    ids: Mapping[str, int]
+    if slow is not None:
+        _check_size(max(slow.texts, default=-1) + 1, rows)
+        found, ids, adds = slow.keys(rows), slow.ids, slow.adds
+    else:
+        tokenizer = read_tokenizer(files)
+        if tokenizer.kind not in BY_KIND:
+            wanted = ", ".join(BY_KIND)
+            raise UsageError(f"tokenizer.json is {tokenizer.kind}, expected one of {wanted}", help=CONVERTER)
+        _check_size(tokenizer.size, rows)
+        found, ids, adds = BY_KIND[tokenizer.kind](tokenizer, rows), tokenizer.ids, _template_adds(tokenizer)
+    said = [settings.get(key) for key in ("add_bos_token", "add_eos_token")]
+    first, last = (one if isinstance(one, bool) else other for one, other in zip(said, adds, strict=True))
     keys = {
-        **_special(tokenizer, config, settings),
+        **_special(ids, config, settings),
         **found.keys,
         "tokenizer.ggml.add_bos_token": boolean(first),
         "tokenizer.ggml.add_eos_token": boolean(last),
@@ -63,23 +67,32 @@ def tokenizer_keys(files: FileSet, config: Mapping[str, Any], rows: int) -> Toke
     )
 
 
-def _special(tokenizer: StoredTokenizer, config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, bytes]:
+def _check_size(size: int, rows: int) -> None:
+    if size > rows:
+        raise UsageError(
+            f"the tokenizer has ids up to {size - 1}, but the table has only {rows} rows",
+            help="`bowline audit` says which tokens have no row",
+        )
+
+
+def _special(ids: Mapping[str, int], config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, bytes]:
     """The special ids: the tokens that the tokenizer's settings name, else the config's ids."""
     found: dict[str, bytes] = {}
+    known = set(ids.values())
     for key, name in SPECIAL.items():
         stated = settings.get(key.removesuffix("_id"))
         token = stated.get("content") if isinstance(stated, dict) else stated
-        number_of: Any = tokenizer.ids.get(token) if isinstance(token, str) else None
+        number_of: Any = ids.get(token) if isinstance(token, str) else None
         if number_of is None:
             listed = config.get(key)
             number_of = listed[0] if isinstance(listed, list) and listed else listed
-        if type(number_of) is int and number_of in tokenizer.texts:
+        if type(number_of) is int and number_of in known:
             found[f"tokenizer.ggml.{name}"] = number(number_of)
     return found
 
 
-def _adds(tokenizer: StoredTokenizer, settings: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether a text gets a token in front, and one behind: what the settings say, else what the template does."""
+def _template_adds(tokenizer: StoredTokenizer) -> tuple[bool, bool]:
+    """Whether the template of `tokenizer.json` puts a token in front of a text, and one behind."""
     first = last = False
     content = tokenizer.content.get("post_processor")
     steps = content.get("processors") if is_part(content, "Sequence") else [content]
@@ -87,11 +100,7 @@ def _adds(tokenizer: StoredTokenizer, settings: Mapping[str, Any]) -> tuple[bool
         single = step.get("single") if is_part(step, "TemplateProcessing") else None
         if isinstance(single, list) and single and all(isinstance(one, dict) for one in single):
             first, last = "SpecialToken" in single[0], "SpecialToken" in single[-1]
-    said = [settings.get(key) for key in ("add_bos_token", "add_eos_token")]
-    return (
-        said[0] if isinstance(said[0], bool) else first,
-        said[1] if isinstance(said[1], bool) else last,
-    )
+    return first, last
 
 
 def _template(files: FileSet, settings: Mapping[str, Any]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.edit.tokenizer import StoredTokenizer
+from bowline.edit.tokenizer.stored_tokenizer import BYTE_PIECES
 from bowline.errors import FormatError, UsageError
 from bowline.export.gguf.gguf_architecture import CONVERTER
 from bowline.export.gguf.key_values import boolean, number, octets, text
@@ -22,11 +23,14 @@ from bowline.export.gguf.token_types import (
     listed_tokens,
 )
 
-__all__ = ["checked_charsmap", "unigram_keys"]
+__all__ = ["ADDED_SCORE", "BYTES_UNKNOWN", "checked_charsmap", "unigram_keys"]
 
 ADDED_SCORE = -1000.0
 """The score of an added token, as llama.cpp's converter writes it; it finds such tokens in the text itself."""
 REPAIR = "load the tokenizer with transformers.AutoTokenizer and save it with save_pretrained"
+BYTES_UNKNOWN = (
+    "a character without a piece becomes one unknown token in llama.cpp; the tokenizer spells it in byte pieces"
+)
 ONLY_SPACES = (
     "llama.cpp splits at spaces only, tokenizer.json at tabs and newlines too: it has no map of characters that makes "
     "spaces of them"
@@ -44,11 +48,6 @@ def unigram_keys(tokenizer: StoredTokenizer, rows: int) -> TokenizerKeys:
     unknown = model.get("unk_id")
     if unknown is None:
         raise UsageError("tokenizer.json: model.unk_id is null, but llama.cpp needs an unknown token", help=CONVERTER)
-    if model.get("byte_fallback") is True:
-        raise UsageError(
-            "tokenizer.json: model.byte_fallback is true, but llama.cpp's Unigram makes unknown characters one token",
-            help=CONVERTER,
-        )
     types = dict(_types(tokenizer, unknown))
     pieces = {token: float(score) for token, (_, score) in enumerate(model["vocab"])}
     normal = [score for token, score in pieces.items() if types.get(token) is TokenType.NORMAL]
@@ -59,6 +58,8 @@ def unigram_keys(tokenizer: StoredTokenizer, rows: int) -> TokenizerKeys:
             help=CONVERTER,
         )
     charsmap, merges_spaces, prefixed, notes = _normalisation(tokenizer, types)
+    if model.get("byte_fallback") is True:
+        notes = (*notes, BYTES_UNKNOWN)
     scores = {token: pieces.get(token, ADDED_SCORE) for token in tokenizer.texts}
     keys = {
         "tokenizer.ggml.model": text("t5"),
@@ -77,6 +78,8 @@ def _types(tokenizer: StoredTokenizer, unknown: int) -> Iterator[tuple[int, Toke
     for token in tokenizer.texts:
         if token == unknown:
             yield token, TokenType.UNKNOWN
+        elif tokenizer.model.get("byte_fallback") is True and tokenizer.texts[token] in BYTE_PIECES:
+            yield token, TokenType.BYTE
         else:
             yield token, added_type(tokenizer, token) if token in tokenizer.added else TokenType.NORMAL
 
