@@ -21,6 +21,7 @@ from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.errors import BowlineError, FormatError, UsageError
 from bowline.export.gguf.gguf_tokens import tokenizer_keys
 from bowline.export.gguf.token_types import TokenizerKeys
+from tests.checkpoint.sentencepiece_files import field, model, number
 from tests.edit.tokenizer.small_tokenizers import byte_fallback, drawn_byte_fallback, texts, unigram
 from tests.export.gguf_tokenizers import TOKENIZERS, charsmap, gemma_like, llama_like, t5_like
 
@@ -166,6 +167,106 @@ def test_conditions_of_added_tokens_are_noted() -> None:
     assert "conditions (single_word, lstrip, rstrip) of the added token '<s>'" in keys_of(json.dumps(content)).notes[0]
 
 
+def test_bytes_for_unknown_characters_are_noted() -> None:
+    content = json.loads(t5_like())
+    content["model"]["byte_fallback"] = True
+    assert any("becomes one unknown token in llama.cpp" in note for note in keys_of(json.dumps(content)).notes)
+
+
+# --- SentencePiece's model alone -------------------------------------------------------------------------------------
+
+
+def slow_keys(data: bytes, rows: int, name: str = "spiece.model", **others: dict[str, Any]) -> TokenizerKeys:
+    """The keys of a SentencePiece model with some files beside it."""
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / name).write_bytes(data)
+        for other, content in others.items():
+            (Path(place) / f"{other}.json").write_text(json.dumps(content))
+        with LocalDirectory(place) as files:
+            return tokenizer_keys(files, {}, rows)
+
+
+def t5_model() -> tuple[bytes, dict[str, bytes]]:
+    """A model as SentencePiece writes it, and the keys of the same tokenizer in `tokenizer.json`."""
+    content = json.loads(t5_like())
+    pieces = [
+        (text, score, PieceType(kind))
+        for (text, score), kind in zip(content["model"]["vocab"][:-3], [3, 3, 2] + [1] * 999, strict=False)
+    ]
+    charsmap = base64.b64decode(content["normalizer"]["precompiled_charsmap"])
+    data = model(pieces) + field(2, number(3, 1)) + field(3, field(2, charsmap))
+    return data, dict(keys_of(json.dumps(content), rows=len(pieces) + 7).keys)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"extra_ids": 3}, {"additional_special_tokens": [f"<extra_id_{number}>" for number in range(3)]}]
+)
+def test_a_sentencepiece_model_gives_the_keys_of_its_tokenizer_json(settings: dict[str, Any]) -> None:
+    data, expected = t5_model()
+    found = slow_keys(data, rows=len(tokens_of(expected)), tokenizer_config=settings)
+    sentinels = slice(len(tokens_of(expected)) - 7, len(tokens_of(expected)) - 4)
+    assert tokens_of(expected)[sentinels] == ["<extra_id_2>", "<extra_id_1>", "<extra_id_0>"]
+    assert types_of(found.keys) == types_of(expected) and tokens_of(found.keys) == tokens_of(expected)
+    scores = "tokenizer.ggml.scores"
+    assert {key: value for key, value in found.keys.items() if key != scores} == {
+        key: value for key, value in expected.items() if key != scores
+    }
+    assert scores_of(found.keys)[: sentinels.start] == scores_of(expected)[: sentinels.start]
+    assert "the tokenizer is read from spiece.model" in found.notes
+
+
+def test_a_bpe_of_sentencepiece_and_the_tokens_beside_it() -> None:
+    pieces = [("<unk>", 0.0, PieceType.UNKNOWN), ("<s>", 0.0, PieceType.CONTROL), ("</s>", 0.0, PieceType.CONTROL)]
+    pieces += [(f"<0x{byte:02X}>", 0.0, PieceType.BYTE) for byte in range(256)]
+    pieces += [("▁▁", 0.0, PieceType.USER_DEFINED), ("▁a", -1.0, PieceType.NORMAL), ("a", -2.0, PieceType.NORMAL)]
+    identity = field(2, number(3, 2) + number(35, 1)) + field(3, field(1, b"identity") + number(4, 0))
+    beside = {"262": {"content": "<|turn|>", "special": True}, "263": {"content": "<note>", "special": False}}
+    found = slow_keys(
+        model(pieces) + identity, 265, "tokenizer.model", tokenizer_config={"added_tokens_decoder": beside}
+    )
+    types = dict(zip(tokens_of(found.keys), types_of(found.keys), strict=True))
+    assert {token: types[token] for token in ("▁▁", "<|turn|>", "<note>", "[PAD264]")} == {
+        "▁▁": PieceType.NORMAL,
+        "<|turn|>": PieceType.CONTROL,
+        "<note>": PieceType.USER_DEFINED,
+        "[PAD264]": PieceType.UNUSED,
+    }
+    assert merged(found.keys, "a") == [tokens_of(found.keys).index("▁a")]
+    assert truth(found.keys, "add_bos_token") and not truth(found.keys, "add_eos_token")
+    normalised = model(pieces) + field(2, number(3, 2)) + field(3, field(2, charsmap({"a": "b"})))
+    with pytest.raises(UsageError, match=r"tokenizer\.model: BPE with normalised text"):
+        slow_keys(normalised, 265, "tokenizer.model")
+    with pytest.raises(UsageError, match="lacks 256 of the 256 byte pieces"):
+        slow_keys(model(pieces[:3]) + identity, 265, "tokenizer.model")
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "seen"),
+    [
+        (field(2, number(3, 3)), {}, "algorithm 3, expected 1"),
+        (field(2, number(24, 1)), {}, "spaces belong to the word before them"),
+        (field(3, field(2, b"\xff\xff\xff\xff0")), {}, r"spiece\.model: precompiled_charsmap: 5 bytes"),
+        (b"\x0a\x7f", {}, "not a SentencePiece model"),
+        (b"", {"added_tokens_decoder": {"x": {"content": "y"}}}, "added_tokens_decoder: 'x'"),
+        (b"", {"added_tokens_decoder": {"99999999": {"content": "y"}}}, "has the id 99999999"),
+        (b"", {"added_tokens_decoder": {"7": {"content": "</s>"}}}, "two tokens are '</s>'"),
+        (b"", {"added_tokens_decoder": {"4000": {"content": "y"}}}, "the tokenizer has ids up to 4000"),
+        (b"", {"extra_ids": -1}, "extra_ids is -1"),
+        (b"", {"extra_ids": 10**5}, "extra_ids is 100000"),
+        (b"", {"additional_special_tokens": ["<new>"]}, "the token '<new>' is named without an id"),
+    ],
+)
+def test_a_damaged_sentencepiece_model_is_refused(data: bytes, settings: dict[str, Any], seen: str) -> None:
+    with pytest.raises(BowlineError, match=seen) as raised:
+        slow_keys(t5_model()[0] + data, 300, tokenizer_config=settings)
+    assert raised.value.help
+
+
+def test_tiktokens_file_is_refused() -> None:
+    with pytest.raises(UsageError, match="is a list of tokens by tiktoken"):
+        slow_keys(b"IQ== 0\nIg== 1\n", 300, "tokenizer.model")
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +302,6 @@ REFUSED: dict[str, tuple[Callable[[], str], Callable[[dict[str, Any]], object], 
     "lower case": (byte_fallback, lower_cased, r"normalises by an object of 2 and splits by null"),
     "whole words first": (byte_fallback, lambda content: content["model"].update(ignore_merges=True), "ignore_merges"),
     "no unknown token": (t5_like, lambda content: content["model"].update(unk_id=None), r"unk_id is null"),
-    "bytes for the unknown": (t5_like, lambda content: content["model"].update(byte_fallback=True), r"byte_fallback"),
     "a special token of the lowest score": (
         t5_like,
         lambda content: content["model"]["vocab"].__setitem__(0, ["<pad>", -99.0]),

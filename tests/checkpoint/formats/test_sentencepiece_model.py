@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 
-from bowline.checkpoint.formats.sentencepiece_model import Piece, PieceType, is_tiktoken, read_pieces
+from bowline.checkpoint.formats.sentencepiece_model import Piece, PieceType, is_tiktoken, read_model, read_pieces
 from bowline.errors import FormatError
 from tests.checkpoint.sentencepiece_files import field, model, number, piece
 
@@ -39,6 +39,17 @@ def test_other_fields_are_passed_over_wherever_they_stand() -> None:
 def test_the_fields_of_a_piece_in_any_order_the_last_of_two_counts() -> None:
     swapped = field(1, number(3, 3) + struct.pack("<Bf", 2 << 3 | 5, -7.0) + field(1, b"a") + field(1, b"b"))
     assert read_pieces(swapped, NAME) == [Piece("b", -7.0, PieceType.CONTROL)]
+
+
+def test_the_settings_of_a_model_and_their_defaults() -> None:
+    found = read_model(model(VOCABULARY), NAME)
+    assert found == ([Piece(*one) for one in VOCABULARY], 1, False, False, b"", True, True)
+    trainer = field(2, number(3, 2) + number(24, 1) + number(35, 1) + field(1, b"corpus.txt"))
+    normalizer = field(3, field(1, b"nmt_nfkc") + field(2, b"map") + number(3, 0) + number(4, 0))
+    found = read_model(normalizer + model(VOCABULARY) + trainer, NAME)
+    assert found[1:] == (2, True, True, b"map", False, False)
+    with pytest.raises(FormatError, match="settings of wire type 0, expected 2"):
+        read_model(model(VOCABULARY) + number(3, 1), NAME)
 
 
 def test_a_piece_without_score_and_type_is_a_normal_one() -> None:
@@ -92,14 +103,14 @@ def test_what_is_not_a_model_is_one_error(data: bytes, seen: str) -> None:
 
 def test_damaged_models_raise_no_other_error_and_take_no_more_memory_than_a_vocabulary() -> None:
     chance = random.Random(0)
-    whole = model(VOCABULARY) + field(2, b"trainer")
+    whole = model(VOCABULARY) + field(2, number(3, 2) + number(35, 1)) + field(3, field(2, b"map") + number(3, 0))
     tracemalloc.start()
     for _ in range(3000):
         damaged = bytearray(whole)
         for _ in range(chance.randint(1, 4)):
             damaged[chance.randrange(len(damaged))] = chance.randrange(256)
         with contextlib.suppress(FormatError):
-            read_pieces(bytes(damaged[: chance.randint(1, len(damaged))]), NAME)
+            read_model(bytes(damaged[: chance.randint(1, len(damaged))]), NAME)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
