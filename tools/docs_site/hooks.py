@@ -74,8 +74,10 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn the links of a page into the site's."""
+    """Turn the links of a page into the site's. A page outside any section has no list of pages beside it."""
     uri = page.file.src_uri
+    if page.parent is None:
+        page.meta["hide"] = ["navigation"]
     origins = {place: path for path, place in _places().items()}
     origin = origins.get(uri)
     if origin is not None and origin != RESULTS:

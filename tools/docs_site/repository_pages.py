@@ -44,7 +44,7 @@ def linked_files(pages: Iterable[tuple[str, Path]]) -> list[SitePage]:
             target = (origin.parent / link.partition("#")[0]).resolve()
             if target in found or not target.exists() or not target.is_relative_to(ROOT) or _has_a_page(target):
                 continue
-            uri = f"source/{target.relative_to(ROOT)}"
+            uri = "source/" + str(target.relative_to(ROOT)).lstrip(".")  # MkDocs leaves out names that begin with a dot
             if target.is_dir():
                 names = sorted(path.name for path in target.iterdir() if path.name != "__pycache__")
                 found[target] = SitePage(uri=f"{uri}/list.txt", content="\n".join(names) + "\n", origin=target)
