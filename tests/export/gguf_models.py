@@ -12,7 +12,7 @@ import transformers
 
 from tests.export.gguf_tokenizers import TOKENIZERS
 
-__all__ = ["MODELS", "ROWS", "TOKENIZER", "made", "tokenizer_of"]
+__all__ = ["BUILT", "MODELS", "ROWS", "TOKENIZER", "made", "tokenizer_of"]
 
 BUILT = {name: build() for name, build in TOKENIZERS.items()}
 TOKENIZER = BUILT["byte-level"]

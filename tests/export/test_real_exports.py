@@ -21,7 +21,8 @@ from bowline.export.gguf import export_gguf
 from bowline.export.hub_layout import export_layout
 from bowline.export.onnx_model import OnnxRun
 from bowline.export.plain_call import example_inputs, resized
-from tests.export.gguf_models import MODELS, made
+from tests.export.gguf_models import BUILT, MODELS, made, tokenizer_of
+from tests.export.gguf_tokenizers import TOKENIZERS
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("quiet_transformers")]
 
@@ -66,6 +67,31 @@ def test_llama_cpp_computes_what_transformers_computes(name: str, tmp_path: Path
     assert found["prompt"] == ids
     assert found["greedy"] == tokens
     assert found["logits"] == pytest.approx(heights, abs=0.01)  # llama.cpp keeps keys and values in float16
+
+
+TEXTS = [
+    "The bowline  makes\ta loop\n\n  at the end",
+    "\n\n\n\n\n\n\n",
+    "     five     spaces          ten  ",
+    "日本語 und Ümläute 🎉 größer é e\u0301",
+    "aaaaaaaaa bbbbb -----==== ﬁne … ①②",
+    "word<unused0>word",
+    "",
+]
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_llama_cpp_splits_as_the_tokenizer_does(tokenizer: str, tmp_path: Path) -> None:
+    name = next(name for name in MODELS if tokenizer_of(name) == BUILT[tokenizer])
+    made(name, tmp_path / "model")
+    report = str(export_gguf(tmp_path / "model", tmp_path / "model.gguf"))
+    library = tokenizers.Tokenizer.from_str(BUILT[tokenizer])
+    encodes = name.startswith("T5")
+    for text in TEXTS:
+        if not ("one space more" in report and text.startswith(" ")):
+            expected = library.encode(text, add_special_tokens=encodes).ids
+            assert by_llama_cpp(tmp_path / "model.gguf", text, 0, tmp_path)["prompt"] == expected, text
 
 
 @needs_llama_cpp
