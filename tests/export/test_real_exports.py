@@ -37,7 +37,7 @@ def by_llama_cpp(file: Path, text: str, count: int, tmp_path: Path) -> dict[str,
     (tmp_path / "text").write_text(text)
     command = [sys.executable, str(SCRIPT), str(file), str(tmp_path / "text"), str(count)]
     environment = os.environ | {"LLAMA_CPP": str(LLAMA_CPP)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
