@@ -21,13 +21,13 @@ from bowline.page.document import document, section
 from bowline.page.elements import Child, Html, element
 from bowline.page.ends_drawing import loader_table, stored_ends_drawing
 from bowline.page.findings import copyable, findings_list, findings_summary
-from bowline.page.panels.by_id import change_panel, norm_panel
+from bowline.page.panels.by_id import norm_panel
 from bowline.page.panels.classes import classes_panel
 from bowline.page.panels.eigenvalues import spectrum_panel
 from bowline.page.panels.gram_block import block_panel
 from bowline.page.panels.padding import padding_panel
-from bowline.page.panels.panel import data_table
 from bowline.page.panels.row_map import map_panel
+from bowline.page.panels.row_moves import moves_panel
 from bowline.page.row_list import RowList
 from bowline.page.search import search_box
 from bowline.page.search_data import Changes, SearchTable, packed_search
@@ -37,8 +37,8 @@ from bowline.tie import TieState
 
 __all__ = ["audit_page"]
 
-DIFFERING = 40
-"""Rows that the table of the largest differences lists."""
+ROOM = 2_850_000
+"""Characters of plots and search data, so that a page stays below 3 MB."""
 
 
 def audit_page(
@@ -171,8 +171,6 @@ def _vocabulary(evidence: Evidence, checkpoint: Checkpoint, progress: Progress) 
             "No end is stored as a table of floating-point rows, so there is nothing to plot.",
         )
     changes, change_parts = _difference(evidence, checkpoint, views, rows)
-    tables = [SearchTable(view=view, positions=rows.positions(np.arange(view.shape[0]))) for view in views]
-    data, cut = packed_search(rows, tables, changes)
     panels: list[Child] = [classes_panel(rows)]
     if evidence.padding is not None:
         panels.append(padding_panel(views[0], rows, evidence.padding.id, evidence.padding.row_class.value))
@@ -180,12 +178,15 @@ def _vocabulary(evidence: Evidence, checkpoint: Checkpoint, progress: Progress) 
     for view in views:
         panels += [norm_panel(view, rows), spectrum_panel(view), block_panel(view, rows)]
     panels += [map_panel(view, rows) for view in views]
-    return data, [search_box(rows, views, cut), element("div", panels, class_="panels")]
+    plots = element("div", panels, class_="panels")
+    tables = [SearchTable(view=view, positions=rows.positions(np.arange(view.shape[0]))) for view in views]
+    data, limits = packed_search(rows, tables, changes, room=ROOM - len(plots))
+    return data, [search_box(limits), plots]
 
 
 def _difference(
     evidence: Evidence, checkpoint: Checkpoint, views: list[TableView], rows: RowList
-) -> tuple[Changes | None, list[Child]]:
+) -> tuple[list[Changes], list[Child]]:
     """Where the two ends differ, row by row; nothing where they are one matrix or cannot be compared."""
     tie = evidence.main_tie
     if (
@@ -194,35 +195,16 @@ def _difference(
         or tie.target is None
         or tie.state not in (TieState.DIVERGED, TieState.INCOMPATIBLE)
     ):
-        return None, []
+        return [], []
     names = {view.tensor for view in views}
     if {tie.tie.source, tie.tie.target} - names or views[0].shape[1] != views[-1].shape[1]:
-        return None, []
+        return [], []
     ends = [CheckpointTable(checkpoint, tensor, Progress()) for tensor in (tie.source, tie.target)]
     found = row_changes(*ends)
-    most = np.argsort(-np.nan_to_num(found.relative, nan=np.inf), kind="stable")[:DIFFERING]
-    listed = [int(row) for row in most if not found.same[row]]
     every = np.full(rows.total, np.nan)
-    cosines = np.full(rows.total, np.nan)
-    every[: found.relative.size], cosines[: found.cosine.size] = found.relative, found.cosine
-    what = "The head's rows beside the embedding's, by id"
-    table = data_table(
-        "The rows in which the two ends differ most",
-        ("row", "distance of the ends", "of the embedding's norm", "cosine"),
-        [
-            (
-                rows.link(row),
-                f"{found.distance[row]:.4g}",
-                f"{100 * found.relative[row]:.3g} %",
-                f"{found.cosine[row]:.4f}",
-            )
-            for row in listed
-        ],
-    )
-    panel = change_panel("Where the two ends differ", what, found.relative, rows, listed)
-    label = "head against embedding"
-    changes = Changes(label=label, relative=every[rows.ids], cosine=cosines[rows.ids])
-    return changes, [panel, element("figure", element("h3", "The largest differences"), table, class_="panel")]
+    every[: found.relative.size] = found.relative
+    panel = moves_panel("Where the two ends differ", found, np.arange(found.same.size), rows)
+    return [Changes(label="distance of the two ends", relative=every[rows.ids])], [panel]
 
 
 def _footer(evidence: Evidence, day: str) -> Html:

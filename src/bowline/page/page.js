@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const MOST_MATCHES = 24, NO_ROW = 0xffffff, NOT_FINITE = 65535, ABSENT = 65534;
+  const MOST_MATCHES = 24, NO_ROW = 0xffffff;
   const at = (id) => document.getElementById(id);
 
   const copied = async (button) => {
@@ -22,6 +22,7 @@
   const described = at("search-data");
   if (!described) return;
   const meta = JSON.parse(described.textContent);
+  const fine = meta.levels > 255, width = fine ? 2 : 1, NOT_FINITE = fine ? 0xffff : 0xff, ABSENT = NOT_FINITE - 1;
 
   const unpacked = async (name) => {
     const text = atob(at(`data-${name}`).textContent);
@@ -41,13 +42,13 @@
   };
   const value = (level, { low, high }) =>
     level === 0 ? 0 : low * Math.pow(high / low, (level - 1) / (meta.levels - 1));
-  const figures = (number) => (number === 0 ? "0" : String(Number(number.toPrecision(3))));
+  const figures = (number) => (number === 0 ? "0" : String(Number(number.toPrecision(fine ? 3 : 2))));
 
   const load = async () => {
     const texts = new TextDecoder().decode(await unpacked("texts")).split("\n");
     const tables = await Promise.all(meta.tables.map(async (table, index) => ({
       ...table,
-      norms: await numbers(`table${index}-norms`, 2),
+      norms: await numbers(`table${index}-norms`, width),
       places: new Map(Array.from(summed(await numbers(`table${index}-looked-up`, 3)), (row, place) => [row, place])),
       nearest: await numbers(`table${index}-near`, 3),
       cosines: await numbers(`table${index}-cosines`, 1),
@@ -58,8 +59,7 @@
       ids: at("data-ids") ? summed(await numbers("ids", 3)) : null,
       names: at("data-names") ? new TextDecoder().decode(await unpacked("names")).split("\n") : null,
       classes: await numbers("classes", 3),
-      changes: meta.change ? await numbers("changes", 2) : null,
-      cosines: meta.change ? await numbers("change-cosines", 2) : null,
+      changes: await Promise.all(meta.changes.map((_, index) => numbers(`changes${index}`, width))),
       tables,
     };
   };
@@ -134,14 +134,11 @@
       if ((data.classes[row] >> bit) & 1) tags.append(made("span", label, { class: "tag" }));
     });
     if (tags.childElementCount) entry.append(tags);
-    if (data.changes) {
-      const level = data.changes[row];
-      if (level < ABSENT) {
-        const share = figures(100 * value(level, meta.change));
-        const cosine = (data.cosines[row] / 32767.5 - 1).toFixed(4);
-        entry.append(made("p", `${meta.change.label}: ${share} % of its norm apart, cosine ${cosine}`));
-      } else entry.append(made("p", `${meta.change.label}: not compared`));
-    }
+    meta.changes.forEach((change, index) => {
+      const level = data.changes[index][row];
+      const moved = level < ABSENT ? `${figures(100 * value(level, change))} % of the norm` : "not compared";
+      entry.append(made("p", `${change.label}: ${moved}`));
+    });
     for (const table of data.tables) {
       entry.append(made("p", `${table.label}: ${normOf(table, row)}`), nearestOf(data, table, row));
     }

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from bowline.page.elements import Html, element, fragment
 from bowline.wording import printable
 
-__all__ = ["MOST_LISTED", "RowClass", "RowList", "listed_rows", "token_text"]
+__all__ = ["LONGEST_TEXT", "MOST_LISTED", "RowClass", "RowList", "listed_rows", "texts_of", "token_text"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -31,17 +31,19 @@ class RowClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowList:
-    """The listed rows of a vocabulary, in the order of the page.
+    """The listed rows of a vocabulary.
 
     ids: the id of each, ascending. total: the number of rows of the whole vocabulary.
     texts: the token of each, as the page shows it; empty for a row without a token.
     classes: the classes of the whole vocabulary's rows.
+    places: the place of each in the list of the page, if that lists the rows of two vocabularies.
     """
 
     ids: Ids
     total: int
     texts: Sequence[str]
     classes: Sequence[RowClass] = field(default=())
+    places: Ids | None = None
 
     def positions(self, rows: npt.ArrayLike) -> Ids:
         """The places of these ids in the list; -1 for rows that are not listed."""
@@ -60,7 +62,8 @@ class RowList:
         at = int(self.positions([row])[0])
         text = self.texts[at] if at >= 0 else ""
         words = fragment(f"{row}", element("bdi", f" {text}", class_="token") if text else None)
-        return element("a", words, href=f"#row={at}", class_="row") if at >= 0 else words
+        place = int(self.places[at]) if self.places is not None else at
+        return element("a", words, href=f"#row={place}", class_="row") if at >= 0 else words
 
     def links(self, rows: Iterable[int], most: int) -> Html:
         """The first rows as links, and the number of the others."""

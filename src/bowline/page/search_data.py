@@ -9,14 +9,14 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from bowline.page.elements import Html
-from bowline.page.row_list import RowList
+from bowline.page.row_list import LONGEST_TEXT, RowList
 from bowline.page.table_view import TableView
 
 __all__ = ["Changes", "SearchTable", "packed_search"]
@@ -24,13 +24,14 @@ __all__ = ["Changes", "SearchTable", "packed_search"]
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-LEVELS = 4000
-"""Steps of the logarithmic scale on which norms and changes are stored: 0.2 % apart over three decades."""
-NOT_FINITE = 65535
+FINE, COARSE = 2000, 250
+"""Steps of the logarithmic scale on which norms and changes are stored, in two bytes and in one."""
+MOST_FINE = 450_000
+"""Numbers that are stored in two bytes each; more are stored in one."""
 NO_ROW = 0xFFFFFF
-TEXT_BYTES = 1_250_000
-"""The most bytes of the compressed token texts."""
-SHORTER_TEXTS = (24, 12, 6)
+LEAST_ROOM = 100_000
+"""Characters of a page that token texts may always take."""
+SHORTER_TEXTS = (24, 12, 8, 6, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,14 +48,26 @@ class Changes:
 
     label: str
     relative: Floats
-    cosine: Floats
 
 
-def packed_search(rows: RowList, tables: Sequence[SearchTable], changes: Changes | None = None) -> tuple[Html, int]:
-    """The data blocks, and the number of characters to which token texts had to be cut (0: as they are listed)."""
-    texts, cut = _texts(rows.texts)
-    blocks = [_block("texts", texts)]
-    if rows.total != rows.ids.size:
+def packed_search(
+    rows: RowList,
+    tables: Sequence[SearchTable],
+    changes: Sequence[Changes] = (),
+    *,
+    names: Sequence[str] = (),
+    room: int,
+) -> tuple[Html, list[str]]:
+    """The data blocks, of at most `room` characters if that can be reached, and what they leave out, in sentences.
+
+    `names` are what the page calls the rows, if not by their ids.
+    """
+    blocks = []
+    fine = rows.ids.size * (len(tables) + len(changes)) <= MOST_FINE
+    width = 2 if fine else 1
+    if names:
+        blocks.append(_block("names", "\n".join(names).encode()))
+    elif rows.total != rows.ids.size:
         blocks.append(_block("ids", _planes(np.diff(rows.ids, prepend=0), 3)))
     classes = np.zeros(rows.ids.size, np.uint32)
     for bit, found in enumerate(rows.classes):
@@ -67,11 +80,11 @@ def packed_search(rows: RowList, tables: Sequence[SearchTable], changes: Changes
         here = table.positions >= 0
         norms = np.full(rows.ids.size, np.inf)  # of rows that this table does not have
         norms[table.positions[here]] = np.where(np.isnan(view.norms[here]), np.nan, view.norms[here])
-        levels, low, high = _levels(norms)
+        levels, low, high = _levels(norms, fine=fine)
         listed = np.flatnonzero(table.positions[view.looked_up] >= 0)
         near = view.neighbours[listed]
         near = np.where(near >= 0, table.positions[near], -1)
-        blocks.append(_block(name + "norms", _planes(levels, 2)))
+        blocks.append(_block(name + "norms", _planes(levels, width)))
         blocks.append(
             _block(name + "looked-up", _planes(np.diff(table.positions[view.looked_up[listed]], prepend=0), 3))
         )
@@ -88,46 +101,70 @@ def packed_search(rows: RowList, tables: Sequence[SearchTable], changes: Changes
                 "near": int(near.shape[1]),
             }
         )
+    moved = []
+    for number, change in enumerate(changes):
+        levels, low, high = _levels(change.relative, fine=fine)
+        blocks.append(_block(f"changes{number}", _planes(levels, width)))
+        moved.append({"label": change.label, "low": low, "high": high})
     meta = {
         "rows": int(rows.ids.size),
         "total": rows.total,
-        "levels": LEVELS,
+        "levels": FINE if fine else COARSE,
         "classes": [found.label for found in rows.classes],
         "tables": described,
-        "change": None,
+        "changes": moved,
     }
-    if changes is not None:
-        levels, low, high = _levels(changes.relative)
-        cosines = np.nan_to_num(changes.cosine, nan=-1.0)
-        blocks.append(_block("changes", _planes(levels, 2)))
-        blocks.append(_block("change-cosines", _planes(np.rint((cosines + 1) * 32767.5).astype(np.uint32), 2)))
-        meta["change"] = {"label": changes.label, "low": low, "high": high}
     text = json.dumps(meta, ensure_ascii=True).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    kept = np.zeros(rows.ids.size, np.bool_)
+    kept[classes > 0] = True
+    for table in tables:
+        at = table.positions[table.view.looked_up]
+        kept[at[at >= 0]] = True
+    texts, cut = _texts(rows.texts, kept.tolist(), max(LEAST_ROOM, room - sum(map(len, blocks))))
+    blocks.append(_block("texts", texts))
+    limits = [*_limits(rows, tables, fine=fine), *([cut] if cut else [])]
     blocks.insert(0, Html(f'<script type="application/json" id="search-data">{text}</script>'))
-    return Html("".join(blocks)), cut
+    return Html("".join(blocks)), limits
 
 
-def _texts(texts: Sequence[str]) -> tuple[bytes, int]:
-    """The token texts, one a line, cut where they would not fit; and to how many characters."""
-    cut = 0
-    while True:
-        lines = [text if not cut or len(text) <= cut else f"{text[:cut]}…" for text in texts]
-        data = "\n".join(lines).encode()
-        if not SHORTER_TEXTS or cut == SHORTER_TEXTS[-1] or len(zlib.compress(data, 9)) <= TEXT_BYTES:
-            return data, cut
-        cut = next(length for length in SHORTER_TEXTS if not cut or length < cut)
+def _limits(rows: RowList, tables: Sequence[SearchTable], *, fine: bool) -> Iterator[str]:
+    if rows.ids.size < rows.total:
+        yield f"The page lists {rows.ids.size:,} of the {rows.total:,} rows."
+    for table in tables:
+        view = table.view
+        if view.looked_up.size < (view.norms > 0).sum():
+            yield (
+                f"Neighbours in {view.label} are given for {view.looked_up.size:,} of its {view.shape[0]:,} rows: "
+                "those that stand out, and others spread over the ids. They are the nearest of all rows."
+            )
+    if not fine:
+        yield "Norms in the search have two digits."
 
 
-def _levels(values: Floats) -> tuple[Ids, float, float]:
-    """Values of at least 0 on a logarithmic scale: 0 for zero, then 1 to `LEVELS`; and the ends of the scale."""
+def _texts(texts: Sequence[str], kept: Sequence[bool], room: int) -> tuple[bytes, str]:
+    """The token texts, one a line, and what was left out so that they fit: their ends, then those of most rows."""
+    for cut in (LONGEST_TEXT + 1, *SHORTER_TEXTS):
+        data = "\n".join([text[:cut] for text in texts]).encode()
+        if len(zlib.compress(data, 9)) * 4 // 3 <= room:
+            return data, f"Token texts are cut to {cut} characters." if cut <= LONGEST_TEXT else ""
+    some = "\n".join([text if keep else "" for text, keep in zip(texts, kept, strict=True)]).encode()
+    return some, f"Only {sum(kept):,} rows have their token: those that stand out or have neighbours."
+
+
+def _levels(values: Floats, *, fine: bool) -> tuple[Ids, float, float]:
+    """Values of at least 0 on a logarithmic scale, from 1 on, and 0 for zero; and the ends of the scale.
+
+    The largest number of their width stands for a row that is not finite, the one below for a row without a value.
+    """
+    levels, none = (FINE, 0xFFFF) if fine else (COARSE, 0xFF)
     usable = values[np.isfinite(values) & (values > 0)]
     low, high = (float(usable.min()), float(usable.max())) if usable.size else (1.0, 1.0)
     span = np.log(high / low) if high > low else 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
-        level = 1 + np.rint(np.log(np.maximum(values, low) / low) / span * (LEVELS - 1))
+        level = 1 + np.rint(np.log(np.maximum(values, low) / low) / span * (levels - 1))
     level = np.where(values == 0, 0, level)
-    level = np.where(np.isfinite(level), level, NOT_FINITE)
-    return np.where(np.isposinf(values), NOT_FINITE - 1, level).astype(np.int64), low, high
+    level = np.where(np.isfinite(level), level, none)
+    return np.where(np.isposinf(values), none - 1, level).astype(np.int64), low, high
 
 
 def _planes(values: npt.NDArray[np.integer], width: int) -> bytes:

@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from bowline.page.elements import Html, element, fragment
 from bowline.page.panels.panel import data_table, panel
-from bowline.page.plot_frame import LEFT, RIGHT, WIDTH, AxisScale, count_label, frame, linear, path, plain
+from bowline.page.plot_frame import LEFT, RIGHT, WIDTH, AxisScale, frame, linear, path, plain
 from bowline.page.row_list import RowList
 from bowline.page.table_view import TableView
 
-__all__ = ["change_panel", "norm_panel"]
+__all__ = ["id_plot", "id_table", "norm_panel"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,32 +40,18 @@ def norm_panel(view: TableView, rows: RowList) -> Html:
         else "No row is finite.",
     ]
     table = fragment(
-        _stretches("Norms by id", view.norms, 1.0),
+        id_table(f"Norms by id: {view.label}", view.norms),
         data_table(
-            "The shortest and the longest rows",
+            f"The shortest and the longest rows: {view.label}",
             ("row", "norm"),
             [(rows.link(row), f"{view.norms[row]:.4g}") for row in extreme],
         ),
     )
-    return panel(f"Row norms: {view.label}", _drawing(view.norms, scale, what, "norm ‖e‖", extreme), note, table)
+    return panel(f"Row norms: {view.label}", id_plot(view.norms, scale, what, "norm ‖e‖", extreme), note, table)
 
 
-def change_panel(title: str, what: str, relative: Floats, rows: RowList, listed: Sequence[int]) -> Html:
-    """The change of each row by its id, in percent of its norm; `listed` are the rows that changed most."""
-    finite = relative[np.isfinite(relative)] * 100
-    scale = linear(0.0, max(float(finite.max(initial=0.0)) * 1.05, 1e-9))
-    changed = int((relative != 0).sum())
-    unchanged = relative.size - changed
-    note = (
-        f"{count_label(changed, 'row')} changed and {unchanged:,} did not. The line is the median of a stretch of ids, "
-        "the band its smallest to its largest change."
-    )
-    return panel(
-        title, _drawing(relative * 100, scale, what, "change, % of ‖e‖", []), note, _stretches(what, relative, 100.0)
-    )
-
-
-def _drawing(values: Floats, scale: AxisScale, label: str, y_label: str, points: Sequence[int]) -> Html:
+def id_plot(values: Floats, scale: AxisScale, label: str, y_label: str, points: Sequence[int] = ()) -> Html:
+    """A value of each row over its id; `points` are rows that are drawn one by one."""
     ids = linear(0, max(1, values.size - 1))
     lows, medians, highs = _ranges(values, STRETCHES)
     upper, lower, middle = [], [], []
@@ -94,10 +80,11 @@ def _ranges(values: Floats, most: int) -> tuple[Floats, Floats, Floats]:
     return found[:, 0], found[:, 1], found[:, 2]
 
 
-def _stretches(caption: str, values: Floats, times: float) -> Html:
+def id_table(caption: str, values: Floats) -> Html:
+    """The range of the values in a few stretches of ids."""
     count = max(1, min(TABLED, values.size))
     bounds = np.linspace(0, values.size, count + 1).astype(int)
-    lows, medians, highs = _ranges(values * times, count)
+    lows, medians, highs = _ranges(values, count)
     rows = [
         (f"{bounds[at]:,} to {bounds[at + 1] - 1:,}", *(_shown(column[at]) for column in (lows, medians, highs)))
         for at in range(count)

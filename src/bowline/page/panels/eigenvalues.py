@@ -45,5 +45,7 @@ def spectrum_panel(view: TableView) -> Html | None:
         y_label="eigenvalue / mean",
     )
     rows = [(f"{at:,}", f"{values[at - 1]:.3g}") for at in (*TABLED, values.size) if at <= values.size]
-    table = data_table("Eigenvalues in units of their mean", ("direction", "eigenvalue"), dict(rows).items())
+    table = data_table(
+        f"Eigenvalues in units of their mean: {view.label}", ("direction", "eigenvalue"), dict(rows).items()
+    )
     return panel(f"Spectrum: {view.label}", drawing, note, table)

@@ -58,5 +58,5 @@ def block_panel(view: TableView, rows: RowList) -> Html | None:
         (rows.link(int(row)), *(f"{value:.2f}" for value in line))
         for row, line in zip(view.block_rows, view.block, strict=True)
     ]
-    table = data_table("Products of the rows", ("row", *(f"{row}" for row in view.block_rows)), lines)
+    table = data_table(f"Products of the rows: {view.label}", ("row", *(f"{row}" for row in view.block_rows)), lines)
     return panel(f"A block of E Eᵀ: {view.label}", drawing, note, table)

@@ -56,17 +56,13 @@ def map_panel(view: TableView, rows: RowList) -> Html | None:
     )
     chosen = sorted({*named, *np.linspace(0, view.mapped.size - 1, min(TABLED, view.mapped.size)).astype(int).tolist()})
     table = data_table(
-        "Rows of the map",
+        f"Rows of the map: {view.label}",
         ("row", "first axis", "second axis"),
         [(rows.link(int(view.mapped[one])), *(f"{value:.3f}" for value in view.places[one])) for one in chosen],
     )
-    return panel(
-        f"A map of the rows: {view.label}",
-        element("div", drawing, class_="scroll map", tabindex="0", role="region", aria_label="A map of the rows"),
-        note,
-        table,
-        wide=True,
-    )
+    title = f"A map of the rows: {view.label}"
+    scrolling = element("div", drawing, class_="scroll map", tabindex="0", role="region", aria_label=title)
+    return panel(title, scrolling, note, table, wide=True)
 
 
 def _labels(at: np.ndarray, view: TableView, rows: RowList) -> tuple[list[Html], list[int]]:

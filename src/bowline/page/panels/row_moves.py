@@ -1,0 +1,48 @@
+"""How far each row of one table is from its partner in another, by id, and the rows that are farthest."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from bowline.geometry import RowChanges
+from bowline.page.elements import Html, fragment
+from bowline.page.panels.by_id import id_plot, id_table
+from bowline.page.panels.panel import data_table, panel
+from bowline.page.plot_frame import count_label, linear
+from bowline.page.row_list import RowList
+
+__all__ = ["moves_panel"]
+
+LISTED = 40
+
+
+def moves_panel(title: str, changes: RowChanges, ids: npt.NDArray[np.int64], rows: RowList) -> Html:
+    """The distance of each pair in percent of the first row's norm. `ids` are the rows of the pairs, ascending."""
+    percent = 100 * changes.relative
+    every = np.full(rows.total, np.nan)
+    every[ids] = percent
+    finite = percent[np.isfinite(percent)]
+    moved = ~changes.same
+    order = np.argsort(-np.nan_to_num(changes.relative, nan=np.inf), kind="stable")
+    farthest = [int(at) for at in order[:LISTED] if moved[at]]
+    table = data_table(
+        f"The rows that are farthest: {title}",
+        ("row", "distance", "of the norm", "cosine"),
+        [
+            (
+                rows.link(int(ids[at])),
+                f"{changes.distance[at]:.4g}",
+                f"{percent[at]:.3g} %",
+                f"{changes.cosine[at]:.4f}",
+            )
+            for at in farthest
+        ],
+    )
+    scale = linear(0.0, max(float(finite.max(initial=0.0)) * 1.05, 1e-9))
+    drawing = id_plot(every, scale, f"{title}: the distance of each pair of rows", "distance, % of ‖e‖")
+    note = (
+        f"{count_label(int(moved.sum()), 'row')} differ and {int((~moved).sum()):,} are equal. The line is the median "
+        "of a stretch of ids, the band its smallest to its largest distance."
+    )
+    return panel(title, drawing, note, fragment(table, id_table(f"By id, in percent: {title}", every)))
