@@ -16,6 +16,7 @@ from . import study as study
 from . import tie as tie
 from . import train as train
 from .auditing import audit as audit
+from .auditing import compare as compare
 from .distributed import PipelineTie as PipelineTie
 from .distributed import TiedState as TiedState
 from .distributed import apply_tensor_parallel as apply_tensor_parallel

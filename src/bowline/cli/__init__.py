@@ -12,6 +12,7 @@ import typer
 from bowline import __version__
 from bowline.cli.audit import audit
 from bowline.cli.cast import cast
+from bowline.cli.compare import compare
 from bowline.cli.dedupe import dedupe
 from bowline.cli.demo import demo
 from bowline.cli.doctor import doctor
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 app.command()(audit)
 app.command()(explain)
+app.command()(compare)
 app.command()(tie)
 app.command()(untie)
 app.command()(resize)

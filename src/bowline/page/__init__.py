@@ -8,5 +8,6 @@ What a plot shows is also in a table, and all but the search works without JavaS
 from __future__ import annotations
 
 from bowline.page.audit_page import audit_page
+from bowline.page.comparison_page import comparison_page
 
-__all__ = ["audit_page"]
+__all__ = ["audit_page", "comparison_page"]

@@ -139,9 +139,13 @@
       const moved = level < ABSENT ? `${figures(100 * value(level, change))} % of the norm` : "not compared";
       entry.append(made("p", `${change.label}: ${moved}`));
     });
+    const beside = made("div", undefined, { class: "beside" });
     for (const table of data.tables) {
-      entry.append(made("p", `${table.label}: ${normOf(table, row)}`), nearestOf(data, table, row));
+      const part = made("div");
+      part.append(made("p", `${table.label}: ${normOf(table, row)}`), nearestOf(data, table, row));
+      beside.append(part);
     }
+    entry.append(beside);
     if (move) {
       at("search").scrollIntoView({ block: "start" });
       entry.focus({ preventScroll: true });
