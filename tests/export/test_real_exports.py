@@ -23,6 +23,7 @@ from bowline.export.onnx_model import OnnxRun
 from bowline.export.plain_call import example_inputs, resized
 from tests.export.gguf_models import BUILT, MODELS, made, tokenizer_of
 from tests.export.gguf_tokenizers import TOKENIZERS
+from tests.export.test_quantised_exports import quantised
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("quiet_transformers")]
 
@@ -92,6 +93,18 @@ def test_llama_cpp_splits_as_the_tokenizer_does(tokenizer: str, tmp_path: Path) 
         if not ("one space more" in report and text.startswith(" ")):
             expected = library.encode(text, add_special_tokens=encodes).ids
             assert by_llama_cpp(tmp_path / "model.gguf", text, 0, tmp_path)["prompt"] == expected, text
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["GPT-2, tied", "Gemma 3, tied", "T5, tied and scaled"])
+def test_llama_cpp_computes_with_the_floats_of_a_quantised_table(name: str, dtype: str, tmp_path: Path) -> None:
+    model = quantised(name, tmp_path, dtype)
+    export_gguf(tmp_path / "codes", tmp_path / "model.gguf")
+    found = by_llama_cpp(tmp_path / "model.gguf", TEXT, 16, tmp_path)
+    tokens, heights = by_transformers(model, found["prompt"], 16)
+    assert found["greedy"] == tokens
+    assert found["logits"] == pytest.approx(heights, abs=0.01)
 
 
 @needs_llama_cpp

@@ -37,7 +37,7 @@ class Draft:
 
     Steps make a new draft of a draft; `notes` are sentences for the report, `checks` look at the written result. With
     `alone`, the result has only the files of this draft, and is a directory of its own. `metadata` is added to the
-    header's of a file, by its name.
+    header's of a file, by its name; `None` removes a key.
     """
 
     source: Checkpoint
@@ -47,7 +47,7 @@ class Draft:
     notes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
     alone: bool = False
-    metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    metadata: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -165,7 +165,7 @@ def plan_of(draft: Draft, steps: tuple[Step, ...]) -> EditPlan:
             action=Action.WRITE,
             nbytes=0,
             tensors=tensors,
-            metadata={**header_metadata(source, home), **draft.metadata.get(home, {})},
+            metadata=_metadata(draft, home),
             is_new=home not in sizes,
         )
         header = header_bytes(one.payloads(), one.metadata)
@@ -193,6 +193,12 @@ def plan_of(draft: Draft, steps: tuple[Step, ...]) -> EditPlan:
         if name not in named and not name.startswith(OWN_DIRECTORY)
     ]
     return EditPlan(location=source.location, steps=steps, files=tuple(files), notes=tuple(notes), draft=draft)
+
+
+def _metadata(draft: Draft, home: str) -> dict[str, str]:
+    """The metadata in the header of a file."""
+    whole = {**header_metadata(draft.source, home), **draft.metadata.get(home, {})}
+    return {key: value for key, value in whole.items() if value is not None}
 
 
 def _gone(

@@ -72,7 +72,7 @@ def refuse_quantised(draft: Draft, names: Mapping[str, Any] | tuple[str, ...]) -
     declaration = draft.declaration
     ends = [name for tie in declaration.ties for name in (tie.tie.target, tie.tie.source)]
     for name in dict.fromkeys([*names, *ends]):
-        if in_other_form(name, draft.source.tensors):
+        if in_other_form(name, draft.tensors):
             raise TieError(
                 f"{name}: is stored quantised, expected a plain float tensor",
                 help="edit the checkpoint that it was quantised from, or dequantise it with the tool that quantised it",

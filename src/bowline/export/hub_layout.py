@@ -12,20 +12,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from bowline.auditing.adapter_gathering import known_base
 from bowline.auditing.evidence_gathering import gather
 from bowline.auditing.loaders import Fate
 from bowline.auditing.progress import Progress
 from bowline.checkpoint import open_checkpoint as open_plain
 from bowline.checkpoint.places.file_set import FileSet
-from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.edit import EditReport, open_checkpoint
-from bowline.edit.commit import commit, fingerprint
-from bowline.edit.draft import Draft, begin
+from bowline.edit.commit import commit
+from bowline.edit.draft import Draft
 from bowline.edit.plan import plan_of
 from bowline.edit.steps.tie_step import TieStep
 from bowline.edit.steps.untie_step import UntieStep
-from bowline.errors import CheckpointError, TieError, UsageError
+from bowline.errors import CheckpointError
+from bowline.export.settled_ends import settled_ends
 
 __all__ = ["export_layout"]
 
@@ -41,7 +40,8 @@ def export_layout(
 ) -> EditReport:
     """Write a checkpoint to a new directory such that the loader makes one matrix or two, as the model has.
 
-    A redundant head is left out and the flag set; for two matrices both are stored and the flag is false.
+    A redundant head is left out and the flag set; for two matrices both are stored and the flag is false. The table of
+    `bowline quantize` is written as a float matrix.
 
     Arguments:
         source: a checkpoint's directory.
@@ -56,19 +56,10 @@ def export_layout(
     """
     step = _ExportStep(to)
     with open_checkpoint(source) as checkpoint:
-        if not isinstance(checkpoint.files, LocalDirectory):
-            raise UsageError(f"{checkpoint.location}: is not on this machine", help="download it first")
-        base = known_base(checkpoint, values=True, given=True)
-        if base.tied is None:
-            raise TieError(
-                f"it is not known whether the two ends are one matrix: {base.reason}",
-                help="`bowline audit` says what is wrong; mend it with `bowline tie` or `bowline untie`",
-            )
-        seen = fingerprint(checkpoint.files)
-        draft = begin(checkpoint)
+        draft, tied, seen = settled_ends(checkpoint)
         if draft.declaration.ties:
-            draft = (TieStep() if base.tied else UntieStep()).apply(draft)
-        expected = Fate.TIED if base.tied else Fate.KEPT
+            draft = (TieStep() if tied else UntieStep()).apply(draft)
+        expected = Fate.TIED if tied else Fate.KEPT
         draft = replace(draft, checks=(*draft.checks, lambda files: _outcome(files, to, expected)))
         return commit(plan_of(draft, (step,)), seen, Path(destination), progress=progress)
 

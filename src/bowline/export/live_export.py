@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from bowline.checkpoint.durable.file_publication import publishing_files
-from bowline.errors import CheckpointError, ConfigError, UsageError
+from bowline.checkpoint.formats.strict_json import loads
+from bowline.edit.dequantised_table import is_own_table
+from bowline.errors import CheckpointError, ConfigError, FormatError, UsageError
 from bowline.export.compiled_program import doubled, load_compiled, write_compiled
 from bowline.export.export_report import ExportReport
 from bowline.export.plain_call import (
@@ -307,6 +309,7 @@ def _check_options(to: str, head: str, opset: int | None, external_data: bool | 
 
 def _loaded(path: Any) -> nn.Module:
     """The model of a checkpoint's directory: a family of Bowline, or else transformers' causal language model."""
+    _check_floats(Path(path))
     try:
         model: nn.Module = load(path)
     except ConfigError as unknown:
@@ -314,6 +317,21 @@ def _loaded(path: Any) -> nn.Module:
             raise
         return _from_transformers(Path(path), unknown)
     return model
+
+
+def _check_floats(path: Path) -> None:
+    """Raise `UsageError` if the checkpoint has the table of `bowline quantize`, which no exporter traces."""
+    config = path / "config.json"
+    if config.is_file():
+        try:
+            content = loads(config.read_bytes(), str(config), allow_nonfinite=True)
+        except FormatError:  # the loader says what is wrong
+            return
+        if is_own_table(content):
+            raise UsageError(
+                f"{path}: its table is quantised (by `bowline quantize`), expected floats",
+                help="write it in floats with `bowline export DIR FLOATS --to hf`, and export FLOATS",
+            )
 
 
 def _from_transformers(path: Path, unknown: ConfigError) -> nn.Module:

@@ -42,6 +42,12 @@ def architecture_for(config: Config) -> GGUFArchitecture:
             f"{shown(name)}: is not exported to GGUF, expected {', '.join(GGUF_CLASSES)}",
             help="convert it with llama.cpp's convert_hf_to_gguf.py, and audit the result with `bowline audit`",
         )
-    if config.get("quantization_config"):
-        raise UsageError("the weights are quantised, expected floats", help="export the model before it was quantised")
+    entry = config.get("quantization_config")
+    if entry:
+        method = entry.get("quant_method") if isinstance(entry, dict) else entry
+        raise UsageError(
+            f"the weights are quantised (quant_method {shown(method)}), expected floats or a table of "
+            "`bowline quantize`",
+            help="export the model before it was quantised",
+        )
     return GGUF_CLASSES[name]

@@ -10,18 +10,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bowline.auditing.adapter_gathering import known_base
 from bowline.auditing.progress import Progress
-from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.gguf.gguf_writer import GGUFEntry, first_bytes, padding, tensor_list
 from bowline.checkpoint.formats.gguf.header import read_gguf_header
 from bowline.checkpoint.formats.safetensors_writer import Extent
-from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.edit import EditReport, open_checkpoint
 from bowline.edit.checkpoint_edit import EditableCheckpoint
-from bowline.edit.commit import commit, fingerprint
+from bowline.edit.commit import commit
 from bowline.edit.content import Bits, Cast, ChosenRows, Content, Held, Scaled, Stored
-from bowline.edit.draft import Draft, begin
+from bowline.edit.draft import Draft
 from bowline.edit.head_scale import logit_scale
 from bowline.edit.plan import Action, EditPlan, FileParts, FilePlan
 from bowline.errors import TieError, UsageError
@@ -30,6 +27,7 @@ from bowline.export.gguf.gguf_classes import architecture_for
 from bowline.export.gguf.gguf_tokens import tokenizer_keys
 from bowline.export.gguf.key_values import key_bytes, number, text
 from bowline.export.gguf.rotary_scaling import rope_factors
+from bowline.export.settled_ends import settled_ends
 from bowline.wording import byte_count
 
 __all__ = ["export_gguf"]
@@ -46,7 +44,8 @@ def export_gguf(
 ) -> EditReport:
     """Write a checkpoint as one GGUF file; a tied model without `output.weight`.
 
-    Matrices keep their dtype (float32, float16 or bfloat16), vectors become float32. The result is read again,
+    Matrices keep their dtype (float32, float16 or bfloat16), vectors become float32. The table of `bowline quantize` is
+    written as a float matrix. The result is read again,
     compared with the source row for row, and audited before it gets its name.
 
     Arguments:
@@ -66,10 +65,8 @@ def export_gguf(
     if not place.name.endswith(".gguf"):
         raise UsageError(f"{place}: expected a file whose name ends in .gguf", help="name the file to write")
     with open_checkpoint(source) as checkpoint:
-        if not isinstance(checkpoint.files, LocalDirectory):
-            raise UsageError(f"{checkpoint.location}: is not on this machine", help="download it first")
-        seen = fingerprint(checkpoint.files)
-        return commit(_plan(checkpoint, place.name), seen, place, progress=progress)
+        draft, tied, seen = settled_ends(checkpoint)
+        return commit(_plan(checkpoint, draft, tied, place.name), seen, place, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +145,10 @@ class _File:
             yield bytes(padding(one.nbytes, ALIGNMENT))
 
 
-def _plan(checkpoint: EditableCheckpoint, name: str) -> EditPlan:
-    draft = begin(checkpoint)
+def _plan(checkpoint: EditableCheckpoint, draft: Draft, tied: bool, name: str) -> EditPlan:
     config = draft.config
     architecture = architecture_for(config)
     keys = architecture.keys(config)
-    tied = _is_tied(checkpoint)
     if not tied and not architecture.has_head:
         raise TieError(
             f"the head is a matrix of its own, but llama.cpp's {architecture.name} takes the embedding for both ends",
@@ -206,22 +201,11 @@ def _plan(checkpoint: EditableCheckpoint, name: str) -> EditPlan:
         location=checkpoint.location,
         steps=(_ExportStep(),),
         files=(FilePlan(name=name, action=Action.WRITE, nbytes=file.nbytes, parts=parts, is_new=True),),
-        notes=(*notes, *tokenizer.notes),
+        notes=(*notes, *draft.notes, *tokenizer.notes),
         draft=draft,
         audited=name,
         single=True,
     )
-
-
-def _is_tied(checkpoint: Checkpoint) -> bool:
-    """Whether transformers 5 computes both ends with one matrix."""
-    base = known_base(checkpoint, values=True, given=True)
-    if base.tied is None:
-        raise TieError(
-            f"it is not known whether the two ends are one matrix: {base.reason}",
-            help="`bowline audit` says what is wrong; mend it with `bowline tie` or `bowline untie`",
-        )
-    return base.tied
 
 
 def _tensors(draft: Draft, config: Mapping[str, Any], architecture: GGUFArchitecture, tied: bool) -> dict[str, Content]:
