@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from itertools import groupby
 from pathlib import Path
 
 from tools.docs_site.site_page import ROOT, SitePage, table
@@ -11,11 +12,17 @@ from tools.docs_site.site_page import ROOT, SitePage, table
 __all__ = ["RESULTS", "result_pages", "result_uri"]
 
 RESULTS = ROOT / "benchmarks" / "results"
+SWEEPS = {
+    "llama_cpp": "make sweep-llama-cpp",
+    "mlx_lm": "make sweep-mlx",
+    "sweep": "make sweep",
+    "vllm": "make sweep-vllm",
+}
+"""By the name of a result whose page names no command: the command."""
 OVERVIEW = """# Benchmarks
 
-Each result is a dated page with machine, versions and how to run it again. Times are ratios wherever two things are
-compared, and a result is never changed afterwards: a new run is a new page. The [front
-page](../repository/front-page.md#speed-and-memory) has the figures that matter most.
+Each result is a page of one day's runs. The [front page](../repository/front-page.md#speed-and-memory) has the figures
+that matter most, and `python -m benchmarks` lists the programs below.
 
 """
 
@@ -28,17 +35,19 @@ def result_uri(path: Path) -> str:
 def result_pages() -> list[SitePage]:
     """The list of the results, and a page for each."""
     found = sorted(RESULTS.glob("*.md"), key=lambda path: (_date(path), path.name), reverse=True)
-    rows = []
-    for path in found:
-        text = path.read_text(encoding="utf-8")
-        rows.append((_date(path), f"[{_title(text)}]({path.name})", _rerun(path, text)))
+    lines = []
+    for date, results in groupby(found, _date):
+        rows = [(f"[{_title(text)}]({path.name})", _rerun(path, text)) for path, text in map(_read, results)]
+        lines += [f"## {date}", "", table(("result", "run again with"), rows), ""]
     programs = [(f"`python -m benchmarks {path.stem}`", _summary(path)) for path in _programs()]
-    overview = (
-        f"{OVERVIEW}## Results, newest first\n\n{table(('date', 'result', 'run again with'), rows)}\n\n"
-        f"## Programs\n\n{table(('command', 'what it measures'), programs)}\n"
-    )
+    lines += ["## Programs", "", table(("command", "what it measures"), programs), ""]
+    overview = OVERVIEW + "\n".join(lines)
     pages = [SitePage(uri="benchmarks/README.md", content=overview)]
     return pages + [SitePage(uri=result_uri(path), content=_page(path), origin=path) for path in found]
+
+
+def _read(path: Path) -> tuple[Path, str]:
+    return path, path.read_text(encoding="utf-8")
 
 
 def _programs() -> list[Path]:
@@ -66,10 +75,13 @@ def _title(text: str) -> str:
 
 
 def _rerun(path: Path, text: str) -> str:
-    found = re.search(r"[Rr]erun\b[^`]*`([^`]+)`", text)
+    """The command that the page names, or that of the program that has its name."""
+    name = path.stem.rsplit("-", 3)[0].replace("-", "_")
+    found = re.search(r"[Rr]erun\b[^`]*?`((?:\w+=\S+ )?(?:make|python -m) [^`]+)`", text)
     if found:
         return f"`{' '.join(found[1].split())}`"
-    name = path.stem.rsplit("-", 3)[0]
+    if name in SWEEPS:
+        return f"`{SWEEPS[name]}`"
     return f"`python -m benchmarks {name}`" if (ROOT / "benchmarks" / f"{name}.py").exists() else ""
 
 
