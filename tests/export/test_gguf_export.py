@@ -166,6 +166,25 @@ def test_the_report_says_what_became_of_the_tie_the_scale_and_the_size(tmp_path:
     assert re.search(r"size: 469 kB, 1\.0\d\d times one copy of the weights", said)
 
 
+@pytest.mark.parametrize(
+    ("name", "config", "noted"),
+    [
+        ("Mistral, untied", {"sliding_window": 32}, True),
+        ("Mistral, untied", {"sliding_window": 64}, False),  # as long as the longest text
+        ("Qwen 2, tied", {"sliding_window": 32}, False),
+        ("Qwen 2, tied", {"sliding_window": 32, "use_sliding_window": True}, True),
+    ],
+)
+def test_a_window_that_llama_cpp_does_not_have_is_noted(
+    tmp_path: Path, name: str, config: dict[str, Any], noted: bool
+) -> None:
+    made(name, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    said = str(export_gguf(tmp_path / "model", tmp_path / "model.gguf"))
+    assert ("attention has a window of 32 tokens here and none in llama.cpp" in said) is noted
+
+
 @pytest.mark.parametrize("stored", ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"])
 def test_further_copies_of_a_t5s_table_are_left_out_if_they_are_equal(tmp_path: Path, stored: str) -> None:
     model = made("T5, tied and scaled", tmp_path / "model")

@@ -59,6 +59,8 @@ class GGUFArchitecture:
     """Whether llama.cpp reads `output.weight`; if not, it takes the embedding for both ends of every model."""
     last_norm: str = "output_norm.weight"
     """The weights of the norm in front of the head."""
+    notes: Callable[[Config], tuple[str, ...]] = lambda config: ()
+    """What the report says about a config that llama.cpp follows in part."""
 
     def target(self, stored: str) -> str | None:
         """llama.cpp's name of a stored tensor; `None` if it has no use for it."""

@@ -201,7 +201,7 @@ def _plan(checkpoint: EditableCheckpoint, draft: Draft, tied: bool, name: str) -
         location=checkpoint.location,
         steps=(_ExportStep(),),
         files=(FilePlan(name=name, action=Action.WRITE, nbytes=file.nbytes, parts=parts, is_new=True),),
-        notes=(*notes, *draft.notes, *tokenizer.notes),
+        notes=(*notes, *architecture.notes(config), *draft.notes, *tokenizer.notes),
         draft=draft,
         audited=name,
         single=True,

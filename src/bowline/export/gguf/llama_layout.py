@@ -42,6 +42,18 @@ def _llama_keys(config: Config) -> dict[str, bytes]:
     return _keys(config) | own
 
 
+def _notes(config: Config) -> tuple[str, ...]:
+    """Name a window of attention, which llama.cpp's architectures for these classes do not have."""
+    window, context = config.get("sliding_window"), size_in(config, "max_position_embeddings")
+    used = config.get("use_sliding_window", not str(config.get("model_type")).startswith("qwen"))
+    if type(window) is not int or window >= context or used is False:
+        return ()
+    return (
+        f"attention has a window of {window} tokens here and none in llama.cpp: texts of more than {window} tokens "
+        "give other logits",
+    )
+
+
 LAYER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -65,9 +77,10 @@ LLAMA = GGUFArchitecture(
     keys=_llama_keys,
     interleaved=("self_attn.q_proj", "self_attn.k_proj"),
     ignored=INVERSE_FREQUENCIES,
+    notes=_notes,
 )
 QWEN2 = GGUFArchitecture(
-    name="qwen2", prefix="model.", names=NAMES, stacks=(STACK,), keys=_keys, ignored=INVERSE_FREQUENCIES
+    name="qwen2", prefix="model.", names=NAMES, stacks=(STACK,), keys=_keys, ignored=INVERSE_FREQUENCIES, notes=_notes
 )
 QWEN3 = GGUFArchitecture(
     name="qwen3",
@@ -76,4 +89,5 @@ QWEN3 = GGUFArchitecture(
     stacks=(Stack(stored="layers.", written="blk", names={**LAYER, **QK_NORMS}),),
     keys=_keys,
     ignored=INVERSE_FREQUENCIES,
+    notes=_notes,
 )
