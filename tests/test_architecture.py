@@ -31,7 +31,7 @@ NAMES_OF_THE_DESIGN = {
     "Tie", "TieState", "find_ties", "declared_ties", "tie_weights", "untie_weights", "check_ties", "keep_tied",
     "TieGuard", "LMHead", "MLMHead", "linear_cross_entropy", "Recipe", "RECIPES", "init_weights", "expected_loss",
     "load_checkpoint", "save_checkpoint", "load_state", "resize_vocab", "merge_lora", "quantize_tied", "audit",
-    "open_checkpoint", "use_tied_loss", "split_gradient", "apply_once", "unique_parameters", "export",
+    "compare", "open_checkpoint", "use_tied_loss", "split_gradient", "apply_once", "unique_parameters", "export",
     "shard_groups", "check_before_sharding", "TiedState", "PipelineTie", "tensor_parallel_plan",
     "apply_tensor_parallel", "check_weight_sync",
 }

@@ -25,7 +25,6 @@ functions named `gaussian_` give the values of a table of independent Gaussian e
 
 from __future__ import annotations
 
-from bowline.geometry.closest_rows import closest_rows
 from bowline.geometry.cosines import mean_cosine, mean_squared_cosine, welch_bound
 from bowline.geometry.diagnostics import GeometryReport, describe, sample_rows, spectrum_rows
 from bowline.geometry.gaussian import (
@@ -41,7 +40,7 @@ from bowline.geometry.neighbours import (
     self_decoding_rate,
 )
 from bowline.geometry.norms import Quantiles, row_norm_quantiles
-from bowline.geometry.row_changes import RowChanges, row_changes
+from bowline.geometry.row_neighbours import closest_rows
 from bowline.geometry.spectrum import (
     effective_rank,
     frame_ratio,
@@ -52,6 +51,7 @@ from bowline.geometry.spectrum import (
     participation_ratio,
     tight_frame_distance,
 )
+from bowline.geometry.table_changes import RowChanges, row_changes
 from bowline.geometry.table_checks import Table
 from bowline.geometry.table_source import TableSource
 from bowline.geometry.usable_rows import Rows

@@ -37,9 +37,6 @@ from bowline.tie import TieState
 
 __all__ = ["audit_page"]
 
-ROOM = 2_850_000
-"""Characters of plots and search data, so that a page stays below 3 MB."""
-
 
 def audit_page(
     report: AuditReport,
@@ -180,7 +177,7 @@ def _vocabulary(evidence: Evidence, checkpoint: Checkpoint, progress: Progress) 
     panels += [map_panel(view, rows) for view in views]
     plots = element("div", panels, class_="panels")
     tables = [SearchTable(view=view, positions=rows.positions(np.arange(view.shape[0]))) for view in views]
-    data, limits = packed_search(rows, tables, changes, room=ROOM - len(plots))
+    data, limits = packed_search(rows, tables, changes, beside=len(plots))
     return data, [search_box(limits), plots]
 
 

@@ -30,8 +30,6 @@ from bowline.wording import joined
 
 __all__ = ["comparison_page"]
 
-ROOM = 2_850_000
-"""Characters of plots and search data, so that a page stays below 3 MB."""
 MOST_LOOKED_AT = 2000
 """Rows of those that moved most whose neighbours are on the page in any case."""
 
@@ -67,7 +65,7 @@ def comparison_page(
 
 
 def _verdict(report: ComparisonReport, day: str) -> Html:
-    said = "Both vocabularies are equal" if report.equal else "The two checkpoints differ"
+    said = "Both vocabularies are equal" if report.equal else _difference(report)
     parts = [f"{joined(end.ends)}: {change_summary(end)}" for end in report.ends]
     places = [element("code", shortened(one.evidence.location)) for one in (report.before, report.after)]
     return element(
@@ -79,6 +77,16 @@ def _verdict(report: ComparisonReport, day: str) -> Html:
         class_="verdict good" if report.equal else "verdict doubtful",
         aria_labelledby="verdict",
     )
+
+
+def _difference(report: ComparisonReport) -> str:
+    """What differs, in one sentence: the end in which most rows moved, and the rows that came and went."""
+    most = max((end.moved.size for end in report.ends), default=0)
+    said = [f"{most:,} of {report.pairs.before.size:,} rows moved" if most else "No row moved"]
+    for ids, what in ((report.pairs.only_before, "are gone"), (report.pairs.only_after, "are new")):
+        if ids.size:
+            said.append(f"{ids.size:,} {what}")
+    return joined(said)
 
 
 def _pairing(report: ComparisonReport) -> str:
@@ -97,9 +105,13 @@ def _ends(report: ComparisonReport) -> list[Child]:
     for label, one in (("Before", report.before), ("After", report.after)):
         tie = one.evidence.main_tie
         parts.append(element("h3", f"{label}: ", element("code", shortened(one.evidence.location))))
-        parts.append(element("p", verdict(one.evidence), "."))
+        parts.append(element("p", f"{_sentence(verdict(one.evidence))}."))
         parts.append(stored_ends_drawing(one.evidence, tie) if tie else None)
     return parts
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _rows(report: ComparisonReport, before: Checkpoint, after: Checkpoint, progress: Progress) -> tuple[Child, Child]:
@@ -129,7 +141,7 @@ def _rows(report: ComparisonReport, before: Checkpoint, after: Checkpoint, progr
         panels += [spectrum_panel(view) for view in views]
         changes.append(Changes(label=f"{name} moved by", relative=both.spread(end)))
     plots = element("div", panels, class_="panels")
-    data, limits = packed_search(both.page, tables, changes, names=both.names, room=ROOM - len(plots))
+    data, limits = packed_search(both.page, tables, changes, names=both.names, beside=len(plots))
     return data, [search_box(limits), plots]
 
 

@@ -29,6 +29,8 @@ FINE, COARSE = 2000, 250
 MOST_FINE = 450_000
 """Numbers that are stored in two bytes each; more are stored in one."""
 NO_ROW = 0xFFFFFF
+ROOM = 2_850_000
+"""Characters of plots and search data, so that a page stays below 3 MB."""
 LEAST_ROOM = 100_000
 """Characters of a page that token texts may always take."""
 SHORTER_TEXTS = (24, 12, 8, 6, 4)
@@ -56,9 +58,9 @@ def packed_search(
     changes: Sequence[Changes] = (),
     *,
     names: Sequence[str] = (),
-    room: int,
+    beside: int = 0,
 ) -> tuple[Html, list[str]]:
-    """The data blocks, of at most `room` characters if that can be reached, and what they leave out, in sentences.
+    """The data blocks, and what they leave out, in sentences, so that with `beside` other characters they fit a page.
 
     `names` are what the page calls the rows, if not by their ids.
     """
@@ -120,7 +122,7 @@ def packed_search(
     for table in tables:
         at = table.positions[table.view.looked_up]
         kept[at[at >= 0]] = True
-    texts, cut = _texts(rows.texts, kept.tolist(), max(LEAST_ROOM, room - sum(map(len, blocks))))
+    texts, cut = _texts(rows.texts, kept.tolist(), max(LEAST_ROOM, ROOM - beside - sum(map(len, blocks))))
     blocks.append(_block("texts", texts))
     limits = [*_limits(rows, tables, fine=fine), *([cut] if cut else [])]
     blocks.insert(0, Html(f'<script type="application/json" id="search-data">{text}</script>'))

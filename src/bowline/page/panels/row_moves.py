@@ -39,6 +39,8 @@ def moves_panel(title: str, changes: RowChanges, ids: npt.NDArray[np.int64], row
             for at in farthest
         ],
     )
+    if not moved.any():
+        return panel(title, None, f"All {count_label(moved.size, 'pair')} of rows are equal.", None)
     scale = linear(0.0, max(float(finite.max(initial=0.0)) * 1.05, 1e-9))
     drawing = id_plot(every, scale, f"{title}: the distance of each pair of rows", "distance, % of ‖e‖")
     note = (
