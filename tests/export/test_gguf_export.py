@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -10,12 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from bowline.auditing import audit
 from bowline.checkpoint import open_checkpoint
 from bowline.errors import BowlineError, CheckpointError, TieError
 from bowline.export.gguf import export_gguf
+from bowline.export.gguf.gguf_classes import architecture_for
+from bowline.export.gguf.rotary_scaling import rope_factors
 from tests.export.gguf_models import MODELS, ROWS, TOKENIZER, made
 
 pytestmark = pytest.mark.usefixtures("quiet_transformers")
@@ -312,3 +317,37 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="exists, expected a new file"):
         export_gguf(tmp_path / "model", tmp_path / "model.gguf")
     assert (tmp_path / "model.gguf").read_text() == "mine"
+
+
+CONFIGS = {
+    name: {**json.loads(MODELS[name]().config.to_json_string()), "architectures": [architecture]}
+    for name, architecture in (
+        ("Llama 3's frequencies", "LlamaForCausalLM"),
+        ("GPT-2, tied", "GPT2LMHeadModel"),
+        ("Gemma, tied", "GemmaForCausalLM"),
+        ("Gemma 2, tied", "Gemma2ForCausalLM"),
+        ("Gemma 3, tied", "Gemma3ForCausalLM"),
+        ("T5, tied and scaled", "T5ForConditionalGeneration"),
+    )
+}
+ODD = [None, True, -1, 0, 7, 2.5, 1e300, 10**40, "", "x", [], ["x"], {}, {"rope_type": "linear"}, {"factor": "x"}]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(sorted(CONFIGS)), st.data())
+def test_a_damaged_config_is_read_or_refused(name: str, data: st.DataObject) -> None:
+    config = copy.deepcopy(CONFIGS[name])
+    for _ in range(data.draw(st.integers(1, 3))):
+        place: Any = config
+        key = data.draw(st.sampled_from(sorted(place)))
+        while isinstance(place[key], dict) and place[key] and data.draw(st.booleans()):
+            place = place[key]
+            key = data.draw(st.sampled_from(sorted(place)))
+        place[key] = data.draw(st.sampled_from(ODD))
+    try:
+        architecture = architecture_for(config)
+        architecture.keys(config)
+        architecture.notes(config)
+        rope_factors(config)
+    except BowlineError as error:
+        assert error.help

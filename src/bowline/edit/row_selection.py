@@ -13,6 +13,7 @@ import numpy.typing as npt
 from bowline.auditing.quantised_names import in_other_form
 from bowline.checkpoint.checkpoint import CONFIG
 from bowline.edit.content import ChosenRows
+from bowline.edit.dequantised_table import is_own_table
 from bowline.edit.draft import GENERATION_CONFIG, Draft
 from bowline.edit.made_rows import Mixed, made_rows, mean_row
 from bowline.errors import TieError, UsageError
@@ -75,7 +76,9 @@ def refuse_quantised(draft: Draft, names: Mapping[str, Any] | tuple[str, ...]) -
         if in_other_form(name, draft.tensors):
             raise TieError(
                 f"{name}: is stored quantised, expected a plain float tensor",
-                help="edit the checkpoint that it was quantised from, or dequantise it with the tool that quantised it",
+                help="`bowline export DIR FLOATS --to hf` writes it in floats"
+                if is_own_table(draft.source.config)
+                else "edit the checkpoint that it was quantised from, or dequantise it with the tool that quantised it",
             )
 
 

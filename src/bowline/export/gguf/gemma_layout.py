@@ -71,7 +71,11 @@ def _gemma3_keys(config: Config) -> dict[str, bytes]:
 
 def _with_head_size(config: Config) -> Config:
     """The config with the size of heads, which llama.cpp wants stated."""
-    return {**config, "head_dim": config.get("head_dim") or 256}
+    return {**config, "head_dim": _head_size(config)}
+
+
+def _head_size(config: Config) -> int:
+    return size_in(config, "head_dim") if config.get("head_dim") is not None else 256
 
 
 def _rope_keys(rope: Mapping[str, Any], base: float = LOCAL_BASE) -> dict[str, bytes]:
@@ -90,10 +94,11 @@ def _check_query_scale(config: Config, name: str) -> None:
     if size_in(config, "num_hidden_layers") == BY_WIDTH[name]:
         known = size_in(config, "hidden_size") // size_in(config, "num_attention_heads")
     else:
-        known = config.get("head_dim") or 256
+        known = _head_size(config)
     stated = config.get("query_pre_attn_scalar", 256)
     if stated != known:
-        factor = math.sqrt(known / stated) if isinstance(stated, int | float) and stated > 0 else math.nan
+        positive = isinstance(stated, int | float) and 0 < stated < 1e9
+        factor = math.sqrt(known / stated) if positive else math.nan
         raise UsageError(
             f"config.json: query_pre_attn_scalar is {shown(stated)}, but llama.cpp computes with {known}",
             help=f"multiply the weights of q_proj (Gemma 3: of q_norm, plus one) by {factor:.6g} and set the key to "

@@ -6,7 +6,7 @@ import re
 
 from bowline.export.gguf.gguf_architecture import Config, GGUFArchitecture, Stack, expect, size_in
 from bowline.export.gguf.key_values import number, real
-from bowline.export.gguf.rotary_scaling import rope_scaling_keys, rope_settings
+from bowline.export.gguf.rotary_scaling import head_size, rope_scaling_keys, rope_settings
 
 __all__ = ["INVERSE_FREQUENCIES", "LAYER", "LLAMA", "NAMES", "QK_NORMS", "QWEN2", "QWEN3", "decoder_keys"]
 
@@ -37,8 +37,7 @@ def _keys(config: Config) -> dict[str, bytes]:
 
 
 def _llama_keys(config: Config) -> dict[str, bytes]:
-    head = config.get("head_dim") or size_in(config, "hidden_size") // size_in(config, "num_attention_heads")
-    own = {"vocab_size": number(size_in(config, "vocab_size")), "rope.dimension_count": number(head)}
+    own = {"vocab_size": number(size_in(config, "vocab_size")), "rope.dimension_count": number(head_size(config))}
     return _keys(config) | own
 
 

@@ -14,7 +14,10 @@ from bowline.errors import UsageError
 from bowline.export.gguf.gguf_architecture import CONVERTER, Config, size_in
 from bowline.export.gguf.key_values import real, text
 
-__all__ = ["rope_factors", "rope_scaling_keys", "rope_settings"]
+__all__ = ["head_size", "rope_factors", "rope_scaling_keys", "rope_settings"]
+
+MOST_FEATURES = 1 << 16
+"""A limit far above any head's size."""
 
 
 def rope_settings(config: Config) -> Mapping[str, Any]:
@@ -35,16 +38,42 @@ def rope_factors(config: Config) -> npt.NDArray[np.float32] | None:
     rope = rope_settings(config)
     if (rope.get("rope_type") or rope.get("type")) != "llama3":
         return None
-    size = config.get("head_dim") or size_in(config, "hidden_size") // size_in(config, "num_attention_heads")
-    base = rope.get("rope_theta") or 10000.0
+    size = head_size(config)
+    base = _positive(rope, "rope_theta", 10000.0)
     frequencies = 1.0 / base ** (np.arange(0, size, 2, dtype=np.float64) / size)
     waves = 2 * math.pi / frequencies
-    factor, low, high = rope.get("factor", 8.0), rope.get("low_freq_factor", 1.0), rope.get("high_freq_factor", 4.0)
-    context = rope.get("original_max_position_embeddings", 8192)
+    factor = _positive(rope, "factor", 8.0)
+    low, high = _positive(rope, "low_freq_factor", 1.0), _positive(rope, "high_freq_factor", 4.0)
+    context = _positive(rope, "original_max_position_embeddings", 8192)
+    if low >= high:
+        raise UsageError(
+            f"config.json: low_freq_factor is {low:g}, expected less than high_freq_factor, {high:g}",
+            help="mend the config",
+        )
     smooth = (context / waves - low) / (high - low)
     mixed = 1.0 / ((1 - smooth) / factor + smooth)
     found = np.where(waves < context / high, 1.0, np.where(waves > context / low, factor, mixed))
     return found.astype(np.float32)
+
+
+def head_size(config: Config) -> int:
+    """The size of a head: stated, or the width divided by the heads."""
+    if config.get("head_dim") is not None:
+        size = size_in(config, "head_dim")
+    else:
+        size = size_in(config, "hidden_size") // size_in(config, "num_attention_heads")
+    if not 0 < size <= MOST_FEATURES:
+        raise UsageError(
+            f"config.json: heads of {size} features, expected 1 to {MOST_FEATURES}", help="mend the config"
+        )
+    return size
+
+
+def _positive(settings: Mapping[str, Any], key: str, default: float) -> float:
+    value = default if settings.get(key) is None else settings[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise UsageError(f"config.json: {key} is {shown(value)}, expected a positive number", help="mend the config")
+    return float(value)
 
 
 def rope_scaling_keys(settings: Mapping[str, Any], *, llama3: bool) -> dict[str, bytes]:
