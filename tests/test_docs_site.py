@@ -72,6 +72,8 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     rooms |= {"nn", "plots", "recipes", "study", "tie", "train"}
     names = {name for name in dir(bowline) if not name.startswith("_")} - rooms
     assert len(names) > 30
+    overview = html(site / "api" / "index.html")
+    assert [name for name in sorted(names) if f">bowline.{name}<" not in overview] == []
     assert [name for name in sorted(names) if not re.search(rf'id="bowline\.[\w.]*{name}"', reference)] == []
 
 

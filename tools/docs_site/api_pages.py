@@ -7,7 +7,7 @@ from typing import Any
 
 import griffe
 
-from tools.docs_site.site_page import ROOT, SitePage, cell, table
+from tools.docs_site.site_page import ROOT, SitePage, table
 
 __all__ = ["api_pages"]
 
@@ -43,20 +43,18 @@ def api_pages() -> list[SitePage]:
         lines = [f"# bowline.{room}", ""]
         for module in modules:
             lines += [_docstring(_at(module)), ""] if module == room or len(modules) == 1 else []
-            lines += [f"::: bowline.{module}.{name}\n" for name in _names(module)]
+            lines += [f"::: {_path(module, name)}\n" for name in _names(module)]
         pages.append(SitePage(uri=f"api/{room}.md", content="\n".join(lines)))
     return pages
 
 
 def _overview() -> str:
-    rows = []
-    for name, member in _at("").members.items():
-        if not member.is_alias or not _ours(member):
-            continue
-        path = member.target_path if member.target_path.count(".") > 1 else ""
-        room = path.split(".")[1] if path else ""
-        if room in ROOMS:
-            rows.append((f"[`bowline.{name}`][{path}]", _docstring(_resolved(member)).partition("\n")[0]))
+    package, rows = _at(""), []
+    for name in package.members:
+        path = package.imports.get(name, "")
+        if path.startswith("bowline.") and path.count(".") > 1 and path.split(".")[1] in ROOMS:
+            docstring = _docstring(_at(path.partition(".")[2]))
+            rows.append((f"[`bowline.{name}`][{path}]", docstring.partition("\n")[0]))
     rooms = [(f"[`bowline.{room}`]({room}.md)", _docstring(_at(room)).partition("\n")[0]) for room in ROOMS]
     names = table(("name", "what it is"), sorted(rows, key=lambda row: row[0].lower()))
     return f"## The names of `bowline`\n\n{names}\n\n## The rooms\n\n{table(('room', 'what it has'), rooms)}\n"
@@ -78,6 +76,12 @@ def _resolved(member: Any) -> Any:
     return member.final_target if member.is_alias else member
 
 
+def _path(module: str, name: str) -> str:
+    """Where a public name is documented: what the module imports, where a submodule has that name too."""
+    found = _at(module)
+    return str(found.imports[name]) if found.members[name].is_module else f"bowline.{module}.{name}"
+
+
 def _names(module: str) -> list[str]:
     """The public names: those of `__all__`, or of the stub where names are imported when they are first used."""
     found = _at(module)
@@ -91,8 +95,4 @@ def _ours(member: Any) -> bool:
 
 
 def _docstring(found: Any) -> str:
-    return cell(found.docstring.value) if found.docstring and found.is_function else _text(found)
-
-
-def _text(found: Any) -> str:
     return str(found.docstring.value) if found.docstring else ""
