@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -111,3 +112,39 @@ def test_a_process_that_is_killed_costs_one_result(whom: str, tmp_path: Path) ->
     assert [found[path].code for path in places] == [2, 0]
     message = found[places[0]].record["failures"][0]["message"]
     assert ("ended by signal 9" if whom == "the audit" else "ended without a result") in message
+
+
+def groups_that_audit(place: str) -> set[int]:
+    """The process groups of which a process has a file below `place` open."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                opened = [os.readlink(link) for link in (entry / "fd").iterdir()]
+            except OSError:
+                continue
+            if any(name.startswith(place) for name in opened):
+                found.add(os.getpgid(int(entry.name)))
+    return found
+
+
+@needs_proc
+def test_no_audit_outlives_a_caller_that_was_killed(tmp_path: Path) -> None:
+    place = endless(tmp_path / "endless")
+    code = f"""
+from bowline.auditing.queue.audit_queue import audited
+list(audited([{place!r}], jobs=1, time_limit=600.0, options={{}}))
+"""
+    caller = subprocess.Popen([sys.executable, "-c", code])
+    until = time.monotonic() + 30
+    while not (groups := groups_that_audit(place)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert groups
+    caller.kill()
+    caller.wait()
+    until = time.monotonic() + 10
+    while (left := groups_that_audit(place)) and time.monotonic() < until:
+        time.sleep(0.1)
+    for group in left:
+        os.killpg(group, signal.SIGKILL)
+    assert not left

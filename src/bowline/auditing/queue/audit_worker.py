@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import select
+import signal
 import sys
 from typing import Any
 
@@ -37,6 +39,9 @@ PRELOADED = (
 )
 """Modules that an audit imports only when it needs them. They are imported here once, and not in each child."""
 
+LOOKS_UP = 1.0
+"""Seconds after which it looks whether its caller is still there."""
+
 
 def result_of(path: str, options: dict[str, Any]) -> dict[str, Any]:
     """The exit code of one audit, and its record for the line of results.
@@ -57,6 +62,7 @@ def result_of(path: str, options: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Read paths until there are no more."""
     options = json.loads(sys.argv[1])
+    caller = os.getppid()
     for name in PRELOADED:
         importlib.import_module(name)
     load_table()
@@ -68,15 +74,23 @@ def main() -> None:
             answers.write(_line(result_of(path, options)))
             answers.flush()
             continue
+        ended, open_while_alive = os.pipe()
         child = os.fork()
         if child == 0:
+            os.close(ended)
             answers.write(_line(result_of(path, options)))
             answers.flush()
             os._exit(0)
+        os.close(open_while_alive)
+        while not select.select([ended], [], [], LOOKS_UP)[0]:
+            if os.getppid() != caller:  # nobody waits for the answer, and perhaps it never comes
+                os.kill(child, signal.SIGKILL)
+                return
+        os.close(ended)
         _, status = os.waitpid(child, 0)
         if status:
-            ended = os.waitstatus_to_exitcode(status)
-            how = f"was ended by signal {-ended}" if ended < 0 else f"ended with code {ended}"
+            code = os.waitstatus_to_exitcode(status)
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
             answers.write(b"\n" + _line({"died": how}))
             answers.flush()
 
