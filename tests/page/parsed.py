@@ -80,7 +80,8 @@ class Search:
 
     def numbers(self, name: str, width: int) -> np.ndarray:
         raw = np.frombuffer(self._unpacked(name), np.uint8).reshape(width, -1).astype(np.int64)
-        return (raw << (8 * np.arange(width))[:, None]).sum(axis=0)
+        found: np.ndarray = (raw << (8 * np.arange(width))[:, None]).sum(axis=0)
+        return found
 
     def values(self, name: str, scale: dict[str, float]) -> np.ndarray:
         """Norms or changes; NaN where a row has none."""

@@ -212,7 +212,7 @@ def test_a_vocabulary_that_does_not_fit_is_sampled_and_the_page_says_so(
 
 def test_token_texts_are_cut_where_they_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bowline.page.search_data.ROOM", 0)
-    monkeypatch.setattr("bowline.page.search_data.LEAST_ROOM", 1500)
+    monkeypatch.setattr("bowline.page.search_data.LEAST_ROOM", 600)
     page = parsed(page_of(clean(tmp_path / "a")))
     assert "Token texts are cut to" in page.one("p", class_="limits").text
 
@@ -261,7 +261,9 @@ def test_a_page_is_the_same_each_time(tmp_path: Path) -> None:
 def test_a_vocabulary_of_262144_stays_below_3_mb(tmp_path: Path) -> None:
     rows, random = 262_144, np.random.default_rng(0)
     letters = [chr(code) for code in (*range(97, 123), *range(0x430, 0x450), *range(0x4E00, 0x4E40))]
-    texts = {f"\u2581{''.join(random.choice(letters, 6))}{number:x}": number for number in range(rows)}
+    texts = {
+        f"\u2581{''.join(word)}{number:x}": number for number, word in enumerate(random.choice(letters, (rows, 6)))
+    }
     tensors = {WTE: table(rows, 32), HEAD: table(rows, 32, seed=1)}
     config = {**GPT2, "vocab_size": rows}
     path = write(tmp_path / "a", tensors, config, files={"tokenizer": {"model": {"type": "BPE", "vocab": texts}}})

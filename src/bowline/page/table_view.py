@@ -17,8 +17,10 @@ Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 NEIGHBOURS = 8
-LOOKUP_PRODUCTS = 4e11
+LOOKUP_COST = 6e11
 """Multiplications that neighbours may cost: all rows of a table of 30,522 x 384, some of a larger one."""
+COST_OF_A_SCORE = 256
+"""Multiplications that take as long as the comparison of one score with the best so far."""
 MOST_LOOKED_UP = 32_000
 """Rows with neighbours, so that a page stays small."""
 BLOCK_ROWS = 32
@@ -71,7 +73,7 @@ def view_table(
     wanted = wanted[(wanted >= 0) & (wanted < rows)]
     wanted = wanted[norms[wanted] > 0]
     listed = usable if among is None else np.intersect1d(usable, np.asarray(among, np.int64))
-    count = int(min(MOST_LOOKED_UP, max(64, LOOKUP_PRODUCTS / max(1, rows * columns))))
+    count = int(min(MOST_LOOKED_UP, max(64, LOOKUP_COST / max(1, rows * (columns + COST_OF_A_SCORE)))))
     looked_up = _chosen(wanted, listed, count)
     neighbours, cosines = closest_rows(source, looked_up, count=NEIGHBOURS)
     held = Rows(sample, total=rows)
