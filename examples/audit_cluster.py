@@ -45,9 +45,8 @@ def audit_batch(places: Sequence[str], *, time_limit: float, options: dict[str, 
     return [(outcome.code, render_line(outcome.path, outcome.record)) for outcome in outcomes]
 
 
-def audit_all(given: argparse.Namespace, client: Client) -> int:
+def audit_all(places: Sequence[str], given: argparse.Namespace, client: Client) -> int:
     """Audits what the file of results lacks; returns the exit code."""
-    places = list(dict.fromkeys(expanded(read_places(given.list))))
     with ResultsFile(given.output_file) as results:
         left = [place for place in places if place not in results.done]
         batches = [left[start : start + given.batch] for start in range(0, len(left), given.batch)]
@@ -71,14 +70,15 @@ def main() -> int:
     """Connects to the cluster, or starts one on this machine."""
     given = options()
     try:
+        places = list(dict.fromkeys(expanded(read_places(given.list))))
         if given.scheduler is not None:
             with Client(given.scheduler) as client:
-                return audit_all(given, client)
+                return audit_all(places, given, client)
         with (
             LocalCluster(n_workers=given.workers, threads_per_worker=1, dashboard_address=None) as cluster,
             Client(cluster) as client,
         ):
-            return audit_all(given, client)
+            return audit_all(places, given, client)
     except BowlineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
