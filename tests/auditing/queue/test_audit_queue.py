@@ -120,7 +120,7 @@ def groups_that_audit(place: str) -> set[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                opened = [os.readlink(link) for link in (entry / "fd").iterdir()]
+                opened = [str(link.readlink()) for link in (entry / "fd").iterdir()]
             except OSError:
                 continue
             if any(name.startswith(place) for name in opened):
