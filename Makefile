@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-audit demo-models demo-train test thorough pipelines real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
+.PHONY: demo demo-audit demo-models demo-train test thorough pipelines browser real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
 .PHONY: docs first-verdict compared-tools sweep-loss sweep-loss-4 sweep-loss-compiled edits compat distributed fuzz fuzz-gguf families mlx-table clean help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make docs          the documentation as a site in build/site, built strictly"
 	@echo "make distributed   every test of ties across processes, also those with four, on gloo"
 	@echo "make thorough      more cases of what make test tests, which take long"
+	@echo "make browser       the pages in headless Chromium: search, keyboard, axe-core, no request; it fetches both"
 	@echo "make pipelines     the recipes and scripts with TRL, Dask, and what reads SARIF and workflows, which it fetches"
 	@echo "make kills         a training run killed at random twenty times, resumed, and compared bit for bit"
 	@echo "make sweep         every class that can be built in transformers 5: predicted against loaded"
@@ -69,7 +70,7 @@ demo-train: $(VENV)/torch
 	$(BIN)/bowline audit build/demo
 
 # The tests that a landing waits for.
-QUICK := not real and not distributed and not thorough and not pipelines
+QUICK := not real and not distributed and not thorough and not pipelines and not browser
 test: $(VENV)/dev $(VENV)/minilm beside
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -174,6 +175,16 @@ $(PEERS)/pre-commit/ready:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check pre-commit==4.7.0
 	@touch $@
+
+# Chromium is Debian's: what playwright would fetch by itself is another.
+$(PEERS)/browser/ready: $(VENV)/dev
+	command -v chromium || { apt-get update --quiet && apt-get install --quiet --yes chromium; }
+	$(BIN)/python $(PIP) --no-deps --upgrade --target $(@D) playwright==1.64.0 greenlet==3.5.6 pyee==13.0.1 typing-extensions==4.16.0
+	npm install --silent --no-audit --no-fund --prefix $(@D) axe-core@4.14.1
+	@touch $@
+
+browser: $(PEERS)/browser/ready $(VENV)/minilm
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest --numprocesses 0 -m browser tests/page
 
 pipelines: $(VENV)/dev beside $(PEERS)/trl/ready $(PEERS)/lm-eval/ready $(PEERS)/linters/ready $(PEERS)/pre-commit/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 -m pipelines tests/auditing tests/cli tests/examples
