@@ -15,12 +15,15 @@ import tokenizers
 import torch
 import transformers
 from transformers.models.llama import modeling_llama
+from typer.testing import CliRunner
 
 import bowline
+from bowline.cli import app
 from bowline.export.gguf import export_gguf
 from bowline.export.hub_layout import export_layout
 from bowline.export.onnx_model import OnnxRun
 from bowline.export.plain_call import example_inputs, resized
+from bowline.nn import load_checkpoint
 from tests.export.gguf_models import BUILT, MODELS, made, tokenizer_of
 from tests.export.gguf_tokenizers import TOKENIZERS
 from tests.export.test_quantised_exports import quantised
@@ -120,6 +123,22 @@ def test_a_real_tied_model_says_the_same_sixteen_tokens(tmp_path: Path) -> None:
     ids = transformers.AutoTokenizer.from_pretrained(source)(text, add_special_tokens=False)["input_ids"]
     assert found["prompt"] == ids
     assert found["greedy"] == by_transformers(model, ids, 16)[0]
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_real_quantised_model_says_the_same_sixteen_tokens(dtype: str, tmp_path: Path) -> None:
+    source = PEERS / "real" / "smollm2"
+    command = ["quantize", str(source), str(tmp_path / "codes"), "--dtype", dtype]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    report = str(export_gguf(tmp_path / "codes", tmp_path / "smollm2.gguf"))
+    assert "model.embed_tokens.weight was dequantised from" in report
+    found = by_llama_cpp(tmp_path / "smollm2.gguf", "The capital of France is", 16, tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    load_checkpoint(model, tmp_path / "codes")
+    tokens, heights = by_transformers(model, found["prompt"], 16)
+    assert found["greedy"] == tokens
+    assert found["logits"] == pytest.approx(heights, abs=0.05)  # they reach 38, and keys and values are in float16
 
 
 @pytest.mark.skipif(not (MLX / "ready").exists(), reason="make sweep-mlx installs mlx-lm")
