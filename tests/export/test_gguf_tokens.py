@@ -22,7 +22,7 @@ from bowline.errors import BowlineError, FormatError, UsageError
 from bowline.export.gguf.gguf_tokens import tokenizer_keys
 from bowline.export.gguf.token_types import TokenizerKeys
 from tests.checkpoint.sentencepiece_files import field, model, number
-from tests.edit.tokenizer.small_tokenizers import byte_fallback, drawn_byte_fallback, texts, unigram
+from tests.edit.tokenizer.small_tokenizers import byte_fallback, drawn_byte_fallback, sentencepiece_bpe, texts, unigram
 from tests.export.gguf_tokenizers import TOKENIZERS, charsmap, gemma_like, llama_like, t5_like
 
 SPACE = "▁"
@@ -100,6 +100,36 @@ def test_scores_split_as_merges_do(content: str, corpus: list[str]) -> None:
     for text in corpus:
         if not overlap(content):
             assert merged(keys, text) == library.encode(text, add_special_tokens=False).ids
+
+
+def with_runs() -> str:
+    """Runs of two characters whose merges are in Gemma 3's order: the longest left part first, both runs by turns."""
+    runs = [letter * size for size in range(2, 7) for letter in (SPACE, "-")]
+    content = json.loads(sentencepiece_bpe([SPACE, "-", "a", "b", *runs, "▁a", "-a", "ab"]))
+    merges = content["model"]["merges"]
+    of_runs = [pair for pair in merges if "".join(pair) in runs]
+    others = [pair for pair in merges if "".join(pair) not in runs]
+    content["model"]["merges"] = sorted(of_runs, key=lambda pair: (-len(pair[0]), -len(pair[1]))) + others
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    return json.dumps(content)
+
+
+RUNS = with_runs()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("- ab", max_size=30))
+def test_runs_grow_as_gemma_3s_merges_have_them(text: str) -> None:
+    expected = tokenizers.Tokenizer.from_str(RUNS).encode(text, add_special_tokens=False).ids
+    assert merged(keys_of(RUNS).keys, text) == expected
+
+
+def test_runs_that_would_not_grow_from_the_left_are_refused() -> None:
+    content = json.loads(RUNS)
+    merges = content["model"]["merges"]
+    merges.insert(1, merges.pop(merges.index(["-", "-"])))
+    with pytest.raises(UsageError, match="again after merges of other tokens"):
+        keys_of(json.dumps(content))
 
 
 @pytest.mark.parametrize("name", ["Llama 2", "Llama 2 in transformers 5", "Gemma"])
@@ -313,6 +343,11 @@ REFUSED: dict[str, tuple[Callable[[], str], Callable[[dict[str, Any]], object], 
         "has tokens with a space inside",
     ),
     "another normaliser": (t5_like, lambda content: content.update(normalizer={"type": "NFKC"}), "normalises by"),
+    "spaces stripped but not merged": (
+        unigram,
+        lambda content: content.update(normalizer={"type": "Strip", "strip_left": True, "strip_right": True}),
+        "normalises by",
+    ),
     "another splitter": (t5_like, lambda content: content.update(pre_tokenizer={"type": "Whitespace"}), "splits by"),
     "no splitter": (t5_like, lambda content: content.update(pre_tokenizer=None), "splits by null"),
     "a score beyond float32": (

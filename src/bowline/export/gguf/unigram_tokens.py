@@ -93,13 +93,15 @@ def _normalisation(
         UsageError: there is a step that llama.cpp does not know.
         FormatError: the map is malformed.
     """
-    charsmap, merges_spaces = b"", False
+    charsmap, merges_spaces, strips = b"", False, False
     for step in _steps(tokenizer.content.get("normalizer"), "normalizers"):
         if is_part(step, "Precompiled"):
             charsmap = _decoded(step.get("precompiled_charsmap"))
         elif is_part(step, "Replace") and step.get("pattern") == {"Regex": " {2,}"}:
             merges_spaces = True
-        elif not is_part(step, "Strip"):
+        elif is_part(step, "Strip"):
+            strips = True
+        else:
             raise _unknown(tokenizer)
     splitters = _steps(tokenizer.content.get("pre_tokenizer"), "pretokenizers")
     start = word_start(splitters[-1]) if splitters else None
@@ -108,6 +110,8 @@ def _normalisation(
         raise _unknown(tokenizer)
     prefixed, splits = start
     merges_spaces = merges_spaces or by_white_space
+    if strips and not merges_spaces:  # llama.cpp drops spaces at the ends only together with the others
+        raise _unknown(tokenizer)
     if (splits or by_white_space) and any(
         kind is TokenType.NORMAL and SPACE in tokenizer.texts[token][1:] for token, kind in types.items()
     ):
