@@ -82,11 +82,15 @@ class Opened:
         self.requested: list[str] = []
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.on("dialog", self.refuse)
         self.page.on("request", lambda request: self.requested.append(request.url))
         began = time.perf_counter()
         self.page.goto(f"file://{file}")
         self.seconds = time.perf_counter() - began
+
+    def refuse(self, dialog: Any) -> None:
+        self.said.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
     def look_up(self, text: str) -> None:
         self.page.fill("#query", text)
