@@ -18,7 +18,7 @@ from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.geometry import row_changes
 from bowline.markup import shortened
 from bowline.page.document import document, section
-from bowline.page.elements import Child, Html, element
+from bowline.page.elements import Child, Html, element, with_code
 from bowline.page.ends_drawing import loader_table, stored_ends_drawing
 from bowline.page.findings import copyable, findings_list, findings_summary
 from bowline.page.panels.by_id import norm_panel
@@ -62,7 +62,7 @@ def audit_page(
     return document(
         f"Bowline: {shortened(evidence.location)}",
         _verdict(report, day),
-        section("findings", "Findings", _chosen(chosen), findings_list(report.findings)),
+        section("findings", "Findings", _chosen(chosen), findings_list(report.findings, evidence.location)),
         section("loaders", "What loaders make of it", _loaders(evidence)),
         section("scope", "What was checked, and what was not", _scope(evidence)),
         section("vocabulary", "The rows of the vocabulary", vocabulary),
@@ -136,21 +136,15 @@ def _scope(evidence: Evidence) -> Html:
         element(
             "div",
             element("h3", "Checked"),
-            element("ul", [element("li", _with_code(one)) for one in checked(evidence)]),
+            element("ul", [element("li", with_code(one)) for one in checked(evidence)]),
         ),
         element(
             "div",
             element("h3", "Not checked"),
-            element("ul", [element("li", _with_code(one)) for one in not_checked(evidence)]),
+            element("ul", [element("li", with_code(one)) for one in not_checked(evidence)]),
         ),
         class_="scope",
     )
-
-
-def _with_code(text: str) -> Child:
-    """A line of Markdown with inline code: its code as elements."""
-    parts = text.split("`")
-    return [element("code", part) if at % 2 else part for at, part in enumerate(parts)] if len(parts) % 2 else text
 
 
 def _vocabulary(evidence: Evidence, checkpoint: Checkpoint, progress: Progress) -> tuple[Html, Child]:

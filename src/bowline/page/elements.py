@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from bowline.wording import printable
 
-__all__ = ["Child", "Html", "element", "fragment", "number"]
+__all__ = ["Child", "Html", "element", "fragment", "number", "with_code"]
 
 VOID = frozenset(("meta", "input", "link", "br", "rect", "line", "path", "circle", "use"))
 """Elements without content here. Those of SVG are closed in their own tag."""
@@ -62,6 +62,19 @@ def fragment(*children: Child) -> Html:
         'a&lt;<br>'
     """
     return Html("".join(map(_child, children)))
+
+
+def with_code(text: str) -> list[Child]:
+    """A line of Markdown with inline code: its code as elements, and the rest as text.
+
+    Example:
+        >>> fragment(with_code("set `a < b` first"))
+        'set <code>a &lt; b</code> first'
+    """
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a stray backtick
+        return [text]
+    return [element("code", part) if at % 2 else part for at, part in enumerate(parts)]
 
 
 def number(value: float) -> str:

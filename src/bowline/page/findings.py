@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from bowline.auditing.rules import Finding, Severity
-from bowline.page.elements import Child, Html, element
+from bowline.page.elements import Child, Html, element, with_code
 from bowline.wording import joined
 
 __all__ = ["findings_list", "findings_summary"]
 
 COMMAND = re.compile(r"`(bowline [^`]+)`")
+FIX = "bowline audit --fix"
+"""The command as a finding names it, without the place."""
 TONES = {Severity.ERROR: "bad", Severity.WARNING: "doubtful", Severity.INFO: "neutral"}
 
 
-def findings_list(findings: Sequence[Finding]) -> Html:
-    """Each finding: severity, code, what was seen and expected, and the way out, commands apart for copying."""
+def findings_list(findings: Sequence[Finding], location: str) -> Html:
+    """Each finding: severity, code, what was seen and expected, and the way out, commands apart for copying.
+
+    `location` is the checkpoint's place, which a command that mends it names.
+    """
     if not findings:
         return element("p", "Nothing was found.")
-    return element("ol", [_finding(one) for one in findings], class_="findings")
+    return element("ol", [_finding(one, location) for one in findings], class_="findings")
 
 
 def findings_summary(findings: Sequence[Finding]) -> str:
@@ -39,8 +45,10 @@ def findings_summary(findings: Sequence[Finding]) -> str:
     return joined(words) if words else "no findings"
 
 
-def _finding(finding: Finding) -> Html:
-    commands: list[Child] = [copyable(command) for command in dict.fromkeys(COMMAND.findall(finding.help))]
+def _finding(finding: Finding, location: str) -> Html:
+    fix = f"bowline audit {shlex.quote(location)} --fix"
+    said = dict.fromkeys(COMMAND.findall(finding.help))
+    commands: list[Child] = [copyable(fix if command == FIX else command) for command in said]
     where = f" in {finding.file}" if finding.file else ""
     return element(
         "li",
@@ -52,7 +60,7 @@ def _finding(finding: Finding) -> Html:
             f" {finding.name}{where}",
         ),
         element("p", finding.message),
-        element("p", element("b", "Way out: "), _with_code(finding.help)),
+        element("p", element("b", "Way out: "), with_code(finding.help)),
         commands,
         class_=TONES[finding.severity],
     )
@@ -66,10 +74,3 @@ def copyable(command: str) -> Html:
         element("button", "Copy", type="button", data_copy=command, aria_label=f"Copy: {command}"),
         class_="command",
     )
-
-
-def _with_code(text: str) -> list[Html | str]:
-    parts = text.split("`")
-    if len(parts) % 2 == 0:  # a stray backtick
-        return [text]
-    return [element("code", part) if at % 2 else part for at, part in enumerate(parts)]
