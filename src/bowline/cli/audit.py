@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bowline.cli.audit_card import print_card
-from bowline.cli.audit_html import check_can_write, write_audit_page
+from bowline.cli.audit_html import check_page, write_audit_page
 from bowline.cli.audit_many import audit_many
 from bowline.cli.changed_files import checkpoints_of
 from bowline.cli.output_format import OutputFormat
@@ -114,7 +115,10 @@ def audit(
     if output_format == OutputFormat.JSONL:
         for name, given in (("--fix", fix), ("--plot", plot is not None), ("--html", html is not None)):
             if given:
-                raise UsageError(f"{name} with --output-format jsonl: audits run in other processes, which only read")
+                raise UsageError(
+                    f"{name} with --output-format jsonl: audits run in other processes, which only read",
+                    help=f"leave out {name}, or audit one checkpoint in another format",
+                )
         options = {"values": values, "base": base, "select": split_codes(select), "ignore": split_codes(ignore)}
         each = expanded(places, recursive=recursive)
         raise typer.Exit(audit_many(each, options, jobs=jobs, time_limit=time_limit, output_file=output_file))
@@ -125,12 +129,13 @@ def audit(
         from bowline.plots.figure_style import check_can_save
 
         check_can_save(plot)
+    each = expanded(places, recursive=recursive)
     if html is not None:
-        check_can_write(html)
+        each = iter(check_page(html, list(each)))
     reports: list[AuditReport] = []
     adapters: list[AdapterReport] = []
     failures: list[AuditFailure] = []
-    for path in expanded(places, recursive=recursive):
+    for path in each:
         try:
             found = _audit_one(path, split_codes(select), split_codes(ignore), values=values, base=base, fix=fix)
             if isinstance(found, AuditReport):
@@ -141,17 +146,17 @@ def audit(
             failures.append(AuditFailure(path=path, message=error.message, help=error.help))
     if plot is not None:
         _draw(reports, plot)
-    if html is not None:
-        write_audit_page(
-            reports, html, [*(f"--select {one}" for one in select), *(f"--ignore {one}" for one in ignore)]
-        )
     run = Run(
         reports=tuple(reports),
         adapters=tuple(adapters),
         failures=tuple(failures),
         verbose=verbose or bool(select),
     )
-    typer.echo(FORMATS[output_format.value](run))
+    text = FORMATS[output_format.value](run)
+    try:
+        _write_page([*reports, *adapters], html, select, ignore)
+    finally:  # the report is not lost with the page
+        typer.echo(text)
     raise typer.Exit(run.exit_code)
 
 
@@ -186,6 +191,15 @@ def _draw(reports: list[AuditReport], path: Path) -> None:
         tensor = checkpoint.tensors[name]
         table = sampled_table(checkpoint, tensor)
     save(identity_figure(table, rows=tensor.shape[0], name=name), path)
+
+
+def _write_page(
+    found: Sequence[AuditReport | AdapterReport], file: Path | None, select: list[str], ignore: list[str]
+) -> None:
+    """Write the page of the only report, if one is wanted; an audit that failed has none."""
+    if file is not None and found:
+        options = (("--select", select), ("--ignore", ignore))
+        write_audit_page(found[0], file, [f"{name} {one}" for name, given in options for one in given])
 
 
 def split_codes(options: list[str]) -> list[str]:

@@ -10,6 +10,9 @@ from bowline.errors import UsageError
 
 __all__ = ["write_whole"]
 
+LONGEST_PART = 48
+"""Characters of a file's name in the name of the staged file, which may not be longer than names can be."""
+
 
 def write_whole(path: Path, content: str) -> None:
     """Replace a file atomically: after an interruption it is either the old file or the new one.
@@ -17,7 +20,7 @@ def write_whole(path: Path, content: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    staged = path.with_name(f".{path.name[:LONGEST_PART]}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with staged.open("w", encoding="utf-8") as file:
@@ -25,9 +28,11 @@ def write_whole(path: Path, content: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         staged.replace(path)
-    except OSError as error:
+    except BaseException as error:  # also an interrupt
         with suppress(OSError):
             staged.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise UsageError(
             f"{path}: cannot be written: {error.strerror or error}", help="give a writable directory"
         ) from error
