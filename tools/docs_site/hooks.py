@@ -20,7 +20,7 @@ from tools.docs_site.page_links import as_site_page, bare_pipes, link_codes
 from tools.docs_site.repository_pages import DOCS, linked_files, repository_pages
 from tools.docs_site.result_pages import RESULTS, result_pages
 from tools.docs_site.rule_pages import rule_pages, rule_uri
-from tools.docs_site.schema_page import schema_page
+from tools.docs_site.schema_page import schema_pages
 from tools.docs_site.site_page import SitePage
 
 __all__ = ["on_config", "on_files", "on_page_markdown"]
@@ -29,7 +29,7 @@ __all__ = ["on_config", "on_files", "on_page_markdown"]
 @cache
 def _added() -> tuple[SitePage, ...]:
     """The pages and files that are not in `docs/`."""
-    pages = [*rule_pages(), schema_page(), *command_pages(), *api_pages(), *result_pages(), *repository_pages()]
+    pages = [*rule_pages(), *schema_pages(), *command_pages(), *api_pages(), *result_pages(), *repository_pages()]
     read = [(path.read_text(encoding="utf-8"), path) for path in sorted(DOCS.rglob("*.md"))]
     read += [(page.content, page.origin) for page in pages if page.origin is not None]
     return (*pages, *linked_files(read))

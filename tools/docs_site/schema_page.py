@@ -1,4 +1,4 @@
-"""The page of the JSON report, from its schema."""
+"""The pages of the JSON that audits and comparisons write, from their schemas."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ from typing import Any
 
 from tools.docs_site.site_page import ROOT, SitePage, table
 
-__all__ = ["schema_page"]
-
-SCHEMA = ROOT / "docs" / "audit.schema.json"
+__all__ = ["schema_pages"]
 
 
-def schema_page() -> SitePage:
-    """A table of each kind of object in the report, with every key."""
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+def schema_pages() -> tuple[SitePage, ...]:
+    """A page of each schema."""
+    return (
+        _page("json-report.md", "The JSON report", "bowline audit --output-format json", "audit.schema.json"),
+        _page(
+            "json-comparison.md", "The JSON comparison", "bowline compare --output-format json", "compare.schema.json"
+        ),
+    )
+
+
+def _page(uri: str, title: str, command: str, file: str) -> SitePage:
+    """A table of each kind of object in what the command prints, with every key."""
+    schema = json.loads((ROOT / "docs" / file).read_text(encoding="utf-8"))
     lines = [
-        "# The JSON report",
+        f"# {title}",
         "",
-        "What `bowline audit --output-format json` prints, as [audit.schema.json](audit.schema.json) has it. "
-        f"{schema['description']}",
+        f"What `{command}` prints, as [{file}]({file}) has it. {schema['description']}",
         "",
-        "## The report",
+        f"## {title.removeprefix('The JSON ').capitalize()}",
         "",
         _keys(schema),
         "",
@@ -30,7 +37,7 @@ def schema_page() -> SitePage:
         lines += [f"## {name.replace('_', ' ').capitalize()}", ""]
         lines += [part["description"], ""] if "description" in part else []
         lines += [_keys(part) if "properties" in part else f"Type: {_type(part)}", ""]
-    return SitePage(uri="json-report.md", content="\n".join(lines))
+    return SitePage(uri=uri, content="\n".join(lines))
 
 
 def _keys(part: dict[str, Any]) -> str:
