@@ -84,7 +84,7 @@
     const add = (row) => { if (row >= 0 && !rows.includes(row)) rows.push(row); };
     const id = /^#?\d+$/.test(query) ? Number(query.replace("#", "")) : -1;
     if (id >= 0) add(data.names ? data.names.indexOf(String(id)) : data.ids ? data.ids.indexOf(id) : id < meta.rows ? id : -1);
-    const bare = (text) => text.replace(/^(?:##|[\u0120\u2581 ])+|<\/w>$/g, "");
+    const bare = (text) => text.replace(/^(?:##|[\u0121\u2581 ])+|<\/w>$/g, "");
     const starting = [], within = [];
     for (let row = 0; row < meta.rows && starting.length < 400; row++) {
       const text = data.folded[row];
@@ -170,7 +170,8 @@
       item.append(link(data, row));
       return item;
     }));
-    note.textContent = rows.length ? `${more ? `The first ${MOST_MATCHES}` : rows.length} rows` : "No row has this text or id.";
+    const some = more ? `The first ${MOST_MATCHES} rows` : rows.length === 1 ? "1 row" : `${rows.length} rows`;
+    note.textContent = rows.length ? some : "No row has this text or id.";
     if (rows.length === 1) show(rows[0], false);
   };
   query.addEventListener("focus", () => { loaded(); });
