@@ -170,3 +170,40 @@ def test_a_notebook_shows_both_verdicts(tmp_path: Path) -> None:
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(NoCheckpointError, match="none: no such file or directory"):
         bowline.compare(tied_gpt2(tmp_path / "a"), tmp_path / "none")
+
+
+def test_tables_that_cannot_be_compared_are_not_said_to_differ(tmp_path: Path) -> None:
+    before, after = (write(tmp_path / name, {WTE: table().astype(np.int32)}, GPT2) for name in "ab")
+    report = bowline.compare(before, after)
+    assert not report.equal and not report.different
+    assert render_comparison(report).endswith("Not all rows were compared.")
+
+
+def test_rows_of_another_length_differ_without_a_comparison(tmp_path: Path) -> None:
+    report = bowline.compare(tied_gpt2(tmp_path / "a"), write(tmp_path / "b", {WTE: table(ROWS, WIDTH + 1)}, GPT2))
+    assert report.different and render_comparison(report).endswith("Different.")
+
+
+def test_a_table_without_rows_says_so(tmp_path: Path) -> None:
+    before = write(tmp_path / "a", {WTE: table()[:0]}, GPT2)
+    assert bowline.compare(before, before).ends[0].reason == f"{WTE} has the shape [0, 8], expected rows"
+
+
+def test_equal_rows_with_other_tokens_are_named(tmp_path: Path) -> None:
+    names = [f"token{number}" for number in range(ROWS)]
+    before = write(tmp_path / "a", {WTE: table()}, GPT2, files=vocabulary(names))
+    after = write(tmp_path / "b", {WTE: table()}, GPT2, files=vocabulary([*names[:-3], "x", "y", names[-1]]))
+    report = bowline.compare(before, after)
+    assert report.equal and report.pairs.renamed.tolist() == [61, 62]
+    assert "2 with another token after (61-62)" in render_comparison(report)
+
+
+def test_a_second_token_of_a_row_is_not_another_token(tmp_path: Path) -> None:
+    names = {f"token{number}": number for number in range(ROWS)}
+    paths = [
+        write(tmp_path / name, {WTE: table()}, GPT2, files={"tokenizer": {"model": {"type": "BPE", "vocab": ids}}})
+        for name, ids in (("a", names), ("b", {**names, "second": 5}), ("c", {"token1": 1}))
+    ]
+    for other in paths[1:]:
+        assert not bowline.compare(paths[0], other).pairs.renamed.size
+        assert not bowline.compare(other, paths[0]).pairs.renamed.size

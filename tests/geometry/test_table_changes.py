@@ -71,3 +71,17 @@ def test_rows_that_are_not_finite_have_no_distance_but_can_be_equal() -> None:
 def test_what_cannot_be_paired_is_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         row_changes(np.eye(3), **arguments)  # type: ignore[arg-type]
+
+
+def test_changes_between_the_ends_of_float64_are_not_lost() -> None:
+    small, large = np.array([[3e-310, 4e-310]]), np.array([[-1.2e308, 0.9e308]])
+    changes = row_changes(np.vstack([large, large, small]), np.vstack([-large, large / 2, 3 * small]))
+    np.testing.assert_allclose(changes.relative, [2.0, 0.5, 2.0], rtol=1e-12)
+    np.testing.assert_allclose(changes.cosine, [-1.0, 1.0, 1.0], rtol=1e-12)
+    assert changes.distance[0] == np.inf  # 3e308 is above the largest float64
+    np.testing.assert_allclose(changes.distance[1:], [0.75e308, 1e-309], rtol=1e-12)
+
+
+def test_only_a_row_of_zeros_has_an_infinite_relative_change() -> None:
+    changes = row_changes(np.array([[0.0], [1e-300]]), np.array([[1.0], [1e300]]))
+    assert changes.relative[0] == np.inf and changes.relative[1] == np.finfo(np.float64).max

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ class RowPairs:
     by: "id", or "token" where the tokenizers give a token different ids.
     before, after: the ids of each pair, in ascending order of `before`.
     only_before, only_after: the ids without a partner.
+    renamed: the ids of pairs by id whose row has another token after.
     """
 
     by: str
@@ -47,6 +48,7 @@ class RowPairs:
     after: Ids
     only_before: Ids
     only_after: Ids
+    renamed: Ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,13 +117,19 @@ class ComparisonReport:
     @property
     def equal(self) -> bool:
         """Whether every row of both vocabularies has an equal partner in each end, and both ends are stored alike."""
-        matched = not self.pairs.only_before.size and not self.pairs.only_after.size
+        compared = all(end.changes is not None for end in self.ends)
+        return bool(self.ends) and compared and not self.different
+
+    @property
+    def different(self) -> bool:
+        """Whether a difference was found. It is open where this and `equal` are both false: not all was compared."""
         states = [
             tie.state if tie is not None else None
             for tie in (self.before.evidence.main_tie, self.after.evidence.main_tie)
         ]
-        compared = all(end.changes is not None and not end.moved.size for end in self.ends)
-        return matched and bool(self.ends) and compared and states[0] is states[1]
+        alone = self.pairs.only_before.size or self.pairs.only_after.size
+        moved = any(end.moved.size or end.before.shape[1:] != end.after.shape[1:] for end in self.ends)
+        return bool(alone) or moved or states[0] is not states[1]
 
     def tokens(self, evidence: Evidence) -> dict[int, str]:
         """The tokens of one of the two checkpoints by id."""
@@ -138,6 +146,7 @@ class ComparisonReport:
             "paired_by": self.pairs.by,
             "only_before": self.pairs.only_before.tolist(),
             "only_after": self.pairs.only_after.tolist(),
+            "renamed": self.pairs.renamed.tolist(),
             "ends": [end.as_dict(tokens) for end in self.ends],
         }
 
@@ -222,6 +231,7 @@ def _compare(
         after=pairs.after[within],
         only_before=pairs.only_before,
         only_after=pairs.only_after,
+        renamed=pairs.renamed,
     )
     if reason is None:
         changes = row_changes(
@@ -248,6 +258,8 @@ def _patterns(before: Checkpoint, after: Checkpoint, evidence: Evidence) -> dict
 def _obstacle(first: StoredTensor, second: StoredTensor) -> str | None:
     """The reason why two tables cannot be compared, or `None`."""
     for tensor in (first, second):
+        if tensor.nbytes == 0:
+            return f"{tensor.name} has the shape {list(tensor.shape)}, expected rows"
         if not can_scan(tensor):
             return f"{tensor.name} is stored as {tensor.dtype}, and only floating-point tables are compared"
         if len(tensor.shape) != 2:
@@ -261,6 +273,7 @@ def _obstacle(first: StoredTensor, second: StoredTensor) -> str | None:
 def _pairs(before: Evidence, after: Evidence, rows_before: int, rows_after: int) -> RowPairs:
     by, common = "id", min(rows_before, rows_after)
     first = second = np.arange(common)
+    renamed: Iterable[int] = ()
     if before.tokenizer is not None and after.tokenizer is not None:
         ours, theirs = before.tokenizer.ids, after.tokenizer.ids
         shared = [(number, theirs[token]) for token, number in ours.items() if token in theirs]
@@ -269,12 +282,16 @@ def _pairs(before: Evidence, after: Evidence, rows_before: int, rows_after: int)
             by = "token"
             paired = np.array(sorted(held), np.int64).reshape(-1, 2)
             first, second = paired[:, 0], paired[:, 1]
+        else:
+            kept, taken = {one for one, other in held if one == other}, set(theirs.values())
+            renamed = (one for one in ours.values() if 0 <= one < common and one in taken and one not in kept)
     return RowPairs(
         by=by,
         before=first,
         after=second,
         only_before=np.setdiff1d(np.arange(rows_before), first),
         only_after=np.setdiff1d(np.arange(rows_after), second),
+        renamed=np.unique(np.fromiter(renamed, np.int64)),
     )
 
 

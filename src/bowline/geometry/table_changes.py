@@ -21,7 +21,7 @@ class RowChanges:
     """The change of each row from a to b, in the order of the pairs.
 
     distance: ||b - a||; NaN if a value of either row is NaN or infinite.
-    relative: ||b - a|| / ||a||; infinite from a row of zeros to another, 0 between two rows of zeros.
+    relative: ||b - a|| / ||a||; infinite only from a row of zeros to another, 0 between two rows of zeros.
     cosine: cos(a, b), in [-1, 1]; NaN if either row is zero or not finite.
     same: whether the rows are equal, value by value; a NaN equals a NaN.
     """
@@ -99,10 +99,25 @@ def _measure(a: Floats, b: Floats, changes: RowChanges, part: slice) -> None:
         finite = np.isfinite(a).all(axis=1) & np.isfinite(b).all(axis=1)
         changes.distance[part] = np.where(finite, distance, np.nan)
         relative = np.where(distance == 0, 0.0, distance / before)
-        changes.relative[part] = np.where(finite, relative, np.nan)
         cosine = np.vecdot(a / before[:, None], b / after[:, None])
+        beyond = finite & (before > 0) & ~(np.isfinite(relative) & np.isfinite(before + after))
+        relative[beyond], cosine[beyond] = _measure_beyond(a[beyond], b[beyond])
+        changes.relative[part] = np.where(finite, relative, np.nan)
         defined = finite & (before > 0) & (after > 0)
         changes.cosine[part] = np.where(defined, np.clip(cosine, -1.0, 1.0), np.nan)
+
+
+def _measure_beyond(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """The relative change and the cosine of rows whose norms, distances or quotients overflow float64."""
+    largest = [np.abs(one).max(axis=1, keepdims=True) for one in (a, b)]
+    exponents = [np.frexp(one)[1] for one in largest]
+    common = np.maximum(*exponents)
+    units = [np.ldexp(one, -exponent) for one, exponent in zip((a, b), exponents, strict=True)]
+    norms = [_norms(one) for one in units]
+    distance = _norms(np.ldexp(b, -common) - np.ldexp(a, -common))
+    relative = np.ldexp(distance / norms[0], (common - exponents[0])[:, 0])
+    cosine = np.vecdot(*units) / (norms[0] * norms[1])
+    return np.minimum(relative, np.finfo(np.float64).max), cosine
 
 
 def _norms(rows: Floats) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 
 import numpy as np
@@ -22,7 +23,8 @@ from bowline.page.ends_drawing import stored_ends_drawing
 from bowline.page.panels.by_id import norm_panel
 from bowline.page.panels.eigenvalues import spectrum_panel
 from bowline.page.panels.row_moves import moves_panel
-from bowline.page.row_list import Ids, RowClass, RowList, texts_of
+from bowline.page.plot_frame import count_label
+from bowline.page.row_list import Ids, RowClass, RowList, listed_rows, texts_of
 from bowline.page.search import search_box
 from bowline.page.search_data import Changes, SearchTable, packed_search
 from bowline.page.table_view import TableView, view_table
@@ -65,7 +67,7 @@ def comparison_page(
 
 
 def _verdict(report: ComparisonReport, day: str) -> Html:
-    said = "Both vocabularies are equal" if report.equal else _difference(report)
+    said = "All rows of both are equal" if report.equal else _difference(report)
     parts = [f"{joined(end.ends)}: {change_summary(end)}" for end in report.ends]
     places = [element("code", shortened(one.evidence.location)) for one in (report.before, report.after)]
     return element(
@@ -82,22 +84,31 @@ def _verdict(report: ComparisonReport, day: str) -> Html:
 def _difference(report: ComparisonReport) -> str:
     """What differs, in one sentence: the end in which most rows moved, and the rows that came and went."""
     most = max((end.moved.size for end in report.ends), default=0)
-    said = [f"{most:,} of {report.pairs.before.size:,} rows moved" if most else "No row moved"]
-    for ids, what in ((report.pairs.only_before, "are gone"), (report.pairs.only_after, "are new")):
+    compared = [name for end in report.ends if end.changes is not None for name in end.ends]
+    where = "" if all(end.changes is not None for end in report.ends) else f" in the {joined(compared)}"
+    unmoved = f"No row moved{where}" if compared else "No row was compared"
+    said = [f"{most:,} of {report.pairs.before.size:,} rows moved" if most else unmoved]
+    for ids, what in ((report.pairs.only_before, "gone"), (report.pairs.only_after, "new")):
         if ids.size:
-            said.append(f"{ids.size:,} {what}")
+            said.append(f"{ids.size:,} {'is' if ids.size == 1 else 'are'} {what}")
     return joined(said)
 
 
 def _pairing(report: ComparisonReport) -> str:
     pairs = report.pairs
     by = "by id" if pairs.by == "id" else "by token, since a token has different ids in the two"
-    alone = [
-        f"{ids.size:,} rows are only in the checkpoint {label} ({runs(ids)})"
-        for label, ids in (("before", pairs.only_before), ("after", pairs.only_after))
-        if ids.size
-    ]
-    return f"{pairs.before.size:,} rows are paired {by}.{''.join(f' {one}.' for one in alone)}"
+    said = [f"{_rows_are(pairs.before.size)} paired {by}."]
+    for label, ids in (("before", pairs.only_before), ("after", pairs.only_after)):
+        if ids.size:
+            said.append(f"{_rows_are(ids.size)} only in the checkpoint {label} ({runs(ids)}).")
+    if pairs.renamed.size:
+        has = "has" if pairs.renamed.size == 1 else "have"
+        said.append(f"{pairs.renamed.size:,} of them {has} another token after ({runs(pairs.renamed)}).")
+    return " ".join(said)
+
+
+def _rows_are(count: int) -> str:
+    return f"{count_label(count, 'row')} {'is' if count == 1 else 'are'}"
 
 
 def _ends(report: ComparisonReport) -> list[Child]:
@@ -133,8 +144,8 @@ def _rows(report: ComparisonReport, before: Checkpoint, after: Checkpoint, progr
             _view(after, end.after.name, f"{name} after", both.second, partners, progress),
         ]
         tables += [
-            SearchTable(view=view, positions=rows.places[: view.shape[0]] if rows.places is not None else rows.ids)
-            for view, rows in zip(views, (both.first, both.second), strict=True)
+            SearchTable(view=view, positions=places[: view.shape[0]])
+            for view, places in zip(views, (both.before, both.after), strict=True)
         ]
         panels.append(moves_panel(f"How far rows moved: {name}", end.changes, end.pairs.before, both.first))
         panels += [norm_panel(view, rows) for view, rows in zip(views, (both.first, both.second), strict=True)]
@@ -151,47 +162,72 @@ def _view(checkpoint: Checkpoint, name: str, label: str, rows: RowList, first: I
 
 
 class _Both:
-    """The rows of both vocabularies in one list: the pairs, then the rows that are only in one of them."""
+    """The rows of both vocabularies in one list: the pairs, then the rows that are only in one of them.
+
+    page: the rows that the page lists, all or some. before, after: the place in it of each row of one vocabulary, -1
+    for a row that is not listed. first, second: the same rows as the plots of one vocabulary need them.
+    """
 
     def __init__(self, report: ComparisonReport) -> None:
         pairs = report.pairs
         self._pairs = pairs
-        count = pairs.before.size
-        first = np.full(count + pairs.only_before.size, -1, np.int64)
-        second = np.full(count + pairs.only_after.size, -1, np.int64)
-        first[pairs.before], second[pairs.after] = np.arange(count), np.arange(count)
-        first[pairs.only_before] = count + np.arange(pairs.only_before.size)
-        second[pairs.only_after] = count + pairs.only_before.size + np.arange(pairs.only_after.size)
-        total = count + pairs.only_before.size + pairs.only_after.size
-        texts = [_texts(report.before.evidence, first.size), _texts(report.after.evidence, second.size)]
-        merged, names = [""] * total, [""] * total
-        for row, place in enumerate(second.tolist()):
-            merged[place], names[place] = texts[1][row], f"{row} after"
-        for row, place in enumerate(first.tolist()):
-            merged[place], names[place] = texts[0][row], f"{row} before"
-        for place, (one, other) in enumerate(zip(pairs.before.tolist(), pairs.after.tolist(), strict=True)):
-            names[place] = f"{one}" if one == other else f"{one} (after: {other})"
+        count, gone, new = pairs.before.size, pairs.only_before.size, pairs.only_after.size
+        moved = [self._places(end)[end.moved[:MOST_LOOKED_AT]] for end in report.ends if end.changes is not None]
+        listed = listed_rows(count + gone + new, np.concatenate([np.empty(0, np.int64), *moved]))
+        ids = (
+            np.concatenate([pairs.before, pairs.only_before, np.full(new, -1)]),
+            np.concatenate([pairs.after, np.full(gone, -1), pairs.only_after]),
+        )
+        sides = []
+        texts: list[Sequence[str]] = []
+        for one, evidence in zip(ids, (report.before.evidence, report.after.evidence), strict=True):
+            places = np.full(one.max(initial=-1) + 1, -1)
+            here = np.flatnonzero(one[listed] >= 0)
+            places[one[listed][here]] = here
+            sides.append(places)
+            texts.append(_texts(evidence, one[listed], places.size))
+        self.before, self.after = sides
+        self.first, self.second = (
+            RowList(ids=rows, total=places.size, texts=_texts(one.evidence, rows, places.size), places=places[rows])
+            for one, places in zip((report.before, report.after), sides, strict=True)
+            for rows in (np.flatnonzero(places >= 0),)
+        )
         alone = [
-            RowClass(label=f"only {label}", meaning="", ids=start + np.arange(ids.size))
-            for label, ids, start in (
-                ("before", pairs.only_before, count),
-                ("after", pairs.only_after, count + pairs.only_before.size),
-            )
-            if ids.size
+            RowClass(label=f"only {label}", meaning="", ids=start + np.arange(size))
+            for label, size, start in (("before", gone, count), ("after", new, count + gone))
+            if size
         ]
-        self.first = RowList(ids=np.arange(first.size), total=first.size, texts=texts[0], places=first)
-        self.second = RowList(ids=np.arange(second.size), total=second.size, texts=texts[1], places=second)
-        self.page = RowList(ids=np.arange(total), total=total, texts=merged, classes=alone)
-        self.names = names if pairs.by == "token" else []
+        self.page = RowList(
+            ids=listed,
+            total=count + gone + new,
+            texts=[one or other for one, other in zip(*texts, strict=True)],
+            classes=alone,
+        )
+        numbers = zip(*(one[listed].tolist() for one in ids), strict=True)
+        self.names = [_name(one, other) for one, other in numbers] if pairs.by == "token" else []
 
     def spread(self, end: EndComparison) -> np.ndarray:
         """The change of each row of the page's list."""
         relative = np.full(self.page.total, np.nan)
-        if end.changes is not None and self.first.places is not None:
-            relative[self.first.places[end.pairs.before]] = end.changes.relative
-        return relative
+        if end.changes is not None:
+            relative[self._places(end)] = end.changes.relative
+        return relative[self.page.ids]
+
+    def _places(self, end: EndComparison) -> Ids:
+        """The place of each pair of an end among all pairs: an end can be shorter than the other."""
+        rows = [tensor.shape[0] if tensor.shape else 0 for tensor in (end.before, end.after)]
+        return np.flatnonzero((self._pairs.before < rows[0]) & (self._pairs.after < rows[1]))
 
 
-def _texts(evidence: Evidence, total: int) -> list[str]:
-    ids = evidence.tokenizer.ids if evidence.tokenizer else {}
-    return texts_of(ids, np.arange(total), total)
+def _name(before: int, after: int) -> str:
+    """A row's ids on both sides; -1 where it has none."""
+    if min(before, after) < 0:
+        return f"{before} before" if before >= 0 else f"{after} after"
+    return f"{before}" if before == after else f"{before} (after: {after})"
+
+
+def _texts(evidence: Evidence, rows: Ids, total: int) -> list[str]:
+    """The tokens of some rows; empty for -1."""
+    listed = rows[rows >= 0]
+    found = iter(texts_of(evidence.tokenizer.ids if evidence.tokenizer else {}, listed, total))
+    return [next(found) if row >= 0 else "" for row in rows.tolist()]

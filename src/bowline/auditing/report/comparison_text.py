@@ -28,7 +28,7 @@ def change_summary(end: EndComparison) -> str:
         return f"not compared: {end.reason}"
     pairs, moved = end.pairs.before.size, end.moved
     if not moved.size:
-        return f"equal in all {pairs} rows"
+        return f"equal in all {pairs} rows" if pairs != 1 else "equal in the only row"
     relative = end.changes.relative[moved]
     finite = relative[np.isfinite(relative)]
     by = (
@@ -54,6 +54,8 @@ def _lines(report: ComparisonReport) -> Iterator[str]:
     for label, ids in (("before", pairs.only_before), ("after", pairs.only_after)):
         if ids.size:
             yield f"{'':<8} {ids.size} only {label} ({runs(ids)})"
+    if pairs.renamed.size:
+        yield f"{'':<8} {pairs.renamed.size} with another token after ({runs(pairs.renamed)})"
     tokens = report.tokens(report.before.evidence)
     for end in report.ends:
         names = end.before.name if end.before.name == end.after.name else f"{end.before.name} and {end.after.name}"
@@ -61,7 +63,7 @@ def _lines(report: ComparisonReport) -> Iterator[str]:
         yield from _rows(end, tokens)
     if not report.ends:
         yield "no end is stored in both, so no rows were compared"
-    yield "Equal." if report.equal else "Different."
+    yield "Equal." if report.equal else "Different." if report.different else "Not all rows were compared."
 
 
 def _rows(end: EndComparison, tokens: Mapping[int, str]) -> Iterator[str]:
