@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PEERS := .peers
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo demo-audit demo-models demo-train test thorough pipelines browser real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
+.PHONY: demo demo-audit demo-models demo-train test thorough pipelines browser screenshots real kills beside sweep sweep-4 sweep-vllm sweep-llama-cpp sweep-mlx
 .PHONY: docs first-verdict compared-tools sweep-loss sweep-loss-4 sweep-loss-compiled edits compat distributed fuzz fuzz-gguf families mlx-table clean help
 
 help:
@@ -14,7 +14,8 @@ help:
 	@echo "make docs          the documentation as a site in build/site, built strictly"
 	@echo "make distributed   every test of ties across processes, also those with four, on gloo"
 	@echo "make thorough      more cases of what make test tests, which take long"
-	@echo "make browser       the pages in headless Chromium: search, keyboard, axe-core, no request; it fetches both"
+	@echo "make browser       pages and the docs' site in headless Chromium: search, keyboard, axe-core; it fetches both"
+	@echo "make screenshots   the pictures of pages in docs/images, made again by Chromium"
 	@echo "make pipelines     the recipes and scripts with TRL, Dask, and what reads SARIF and workflows, which it fetches"
 	@echo "make kills         a training run killed at random twenty times, resumed, and compared bit for bit"
 	@echo "make sweep         every class that can be built in transformers 5: predicted against loaded"
@@ -184,7 +185,11 @@ $(PEERS)/browser/ready: $(VENV)/dev
 	@touch $@
 
 browser: $(PEERS)/browser/ready $(VENV)/minilm
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest --numprocesses 0 -m browser tests/page
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest --numprocesses 0 -m browser tests/page tests/test_docs_site_browser.py
+
+# The pictures in docs/images: to be looked at before they are committed.
+screenshots: $(PEERS)/browser/ready $(PEERS)/real/ready
+	$(BIN)/python -m tools.page_screenshots
 
 pipelines: $(VENV)/dev beside $(PEERS)/trl/ready $(PEERS)/lm-eval/ready $(PEERS)/linters/ready $(PEERS)/pre-commit/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 0 -m pipelines tests/auditing tests/cli tests/examples
