@@ -13,10 +13,11 @@ from typing import Any
 
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.errors import UsageError
-from bowline.export.gguf.gguf_architecture import Config, GGUFArchitecture, Stack, expect, size_in
+from bowline.export.gguf.gguf_architecture import Config, GGUFArchitecture, Stack, expect, positive_in, size_in
 from bowline.export.gguf.key_values import booleans, number, real
-from bowline.export.gguf.llama_layout import INVERSE_FREQUENCIES, LAYER, NAMES, QK_NORMS, decoder_keys
-from bowline.export.gguf.rotary_scaling import rope_scaling_keys, rope_settings
+from bowline.export.gguf.llama_layout import INVERSE_FREQUENCIES, LAYER, NAMES, QK_NORMS, decoder_keys, decoder_shapes
+from bowline.export.gguf.rotary_scaling import rope_object, rope_scaling_keys, rope_settings
+from bowline.export.gguf.tensor_shapes import TensorShapes
 
 __all__ = ["GEMMA", "GEMMA2", "GEMMA3"]
 
@@ -49,24 +50,25 @@ def _gemma3_keys(config: Config) -> dict[str, bytes]:
     _check_query_scale(config, "gemma3")
     expect(config, "attn_logit_softcapping", (None,), default=None)
     found = decoder_keys(_with_head_size(config)) | _window_keys(config, 6)
-    stated = config.get("final_logit_softcapping")
-    if stated is not None:
-        found["final_logit_softcapping"] = real(_softcap(config, "final_logit_softcapping", None))
-    both = config.get("rope_parameters")
-    if isinstance(both, dict) and isinstance(both.get("full_attention"), dict):
-        wide: Mapping[str, Any] = both["full_attention"]
-        near: Mapping[str, Any] = both.get("sliding_attention") or {}
-    else:
-        wide = {"rope_theta": GLOBAL_BASE, **{key: v for key, v in rope_settings(config).items() if v is not None}}
-        near = {"rope_theta": config.get("rope_local_base_freq")}
-    if (near.get("rope_type") or "default") != "default":
+    if config.get("final_logit_softcapping") is not None:
+        found["final_logit_softcapping"] = real(positive_in(config, "final_logit_softcapping"))
+    wide, near = _both_ropes(config)
+    kind = near.get("rope_type") or near.get("type") or "default"
+    if kind != "default":
         raise UsageError(
-            f"config.json: the rotary embedding of layers with a window is scaled by {shown(near['rope_type'])}, "
-            "expected none",
+            f"config.json: the rotary embedding of layers with a window is scaled by {shown(kind)}, expected none",
             help="llama.cpp scales only the layers without a window",
         )
     found |= _rope_keys(wide, GLOBAL_BASE)
-    return found | {"rope.freq_base_swa": real(near.get("rope_theta") or LOCAL_BASE)}
+    return found | {"rope.freq_base_swa": real(positive_in(near, "rope_theta", LOCAL_BASE))}
+
+
+def _both_ropes(config: Config) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The settings of the rotary embeddings of layers that see everything, and of layers with a window."""
+    both = rope_object(config, "rope_parameters")
+    wide = {"rope_theta": config.get("rope_theta"), **rope_object(both, "full_attention")}
+    near = {"rope_theta": config.get("rope_local_base_freq"), **rope_object(both, "sliding_attention")}
+    return {**wide, **rope_object(config, "rope_scaling")}, near
 
 
 def _with_head_size(config: Config) -> Config:
@@ -75,17 +77,18 @@ def _with_head_size(config: Config) -> Config:
 
 
 def _head_size(config: Config) -> int:
-    return size_in(config, "head_dim") if config.get("head_dim") is not None else 256
+    return size_in(config, "head_dim", 256)
 
 
 def _rope_keys(rope: Mapping[str, Any], base: float = LOCAL_BASE) -> dict[str, bytes]:
-    return {"rope.freq_base": real(rope.get("rope_theta") or base)} | rope_scaling_keys(rope, llama3=False)
+    return {"rope.freq_base": real(positive_in(rope, "rope_theta", base))} | rope_scaling_keys(rope, llama3=False)
 
 
 def _check(config: Config) -> None:
     """Refuse what llama.cpp computes in one way only."""
     key = "hidden_activation" if config.get("hidden_activation") is not None else "hidden_act"
     expect(config, key, ("gelu_pytorch_tanh",), default="gelu_pytorch_tanh")
+    expect(config, "attention_bias", (False, None), default=False)
     expect(config, "use_bidirectional_attention", (False, None), default=False)
 
 
@@ -96,9 +99,8 @@ def _check_query_scale(config: Config, name: str) -> None:
     else:
         known = _head_size(config)
     stated = config.get("query_pre_attn_scalar", 256)
-    if stated != known:
-        positive = isinstance(stated, int | float) and 0 < stated < 1e9
-        factor = math.sqrt(known / stated) if positive else math.nan
+    if stated != known or isinstance(stated, bool):
+        factor = math.sqrt(known / positive_in(config, "query_pre_attn_scalar"))
         raise UsageError(
             f"config.json: query_pre_attn_scalar is {shown(stated)}, but llama.cpp computes with {known}",
             help=f"multiply the weights of q_proj (Gemma 3: of q_norm, plus one) by {factor:.6g} and set the key to "
@@ -106,7 +108,7 @@ def _check_query_scale(config: Config, name: str) -> None:
         )
 
 
-def _softcap(config: Config, key: str, default: float | None) -> float:
+def _softcap(config: Config, key: str, default: float) -> float:
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise UsageError(
@@ -121,8 +123,8 @@ def _window_keys(config: Config, period: int) -> dict[str, bytes]:
     layers = size_in(config, "num_hidden_layers")
     usual = [(layer + 1) % period != 0 for layer in range(layers)]
     stated = config.get("layer_types")
-    if isinstance(stated, list):
-        if len(stated) != layers or any(kind not in KINDS for kind in stated):
+    if stated is not None:
+        if not isinstance(stated, list) or len(stated) != layers or any(kind not in KINDS for kind in stated):
             raise UsageError(
                 f"config.json: layer_types is {shown(stated)}, expected sliding_attention or full_attention for each "
                 f"of {layers} layers",
@@ -130,7 +132,7 @@ def _window_keys(config: Config, period: int) -> dict[str, bytes]:
             )
         slides = [kind == "sliding_attention" for kind in stated]
     else:
-        own = size_in(config, "sliding_window_pattern") if config.get("sliding_window_pattern") is not None else period
+        own = size_in(config, "sliding_window_pattern", period)
         slides = [(layer + 1) % own != 0 for layer in range(layers)]
     if not any(slides):
         if period == 2:
@@ -143,6 +145,20 @@ def _window_keys(config: Config, period: int) -> dict[str, bytes]:
     if slides != usual:
         found["attention.sliding_window_pattern"] = booleans(slides)
     return found
+
+
+def _shapes(config: Config) -> TensorShapes:
+    return decoder_shapes(_with_head_size(config))
+
+
+def _gemma2_shapes(config: Config) -> TensorShapes:
+    return decoder_shapes(_with_head_size(config), widths=("post_attention_norm", "post_ffw_norm"))
+
+
+def _gemma3_shapes(config: Config) -> TensorShapes:
+    return decoder_shapes(
+        _with_head_size(config), widths=("post_attention_norm", "post_ffw_norm"), heads=("attn_q_norm", "attn_k_norm")
+    )
 
 
 SANDWICH = {
@@ -158,6 +174,7 @@ GEMMA = GGUFArchitecture(
     names=NAMES,
     stacks=(Stack(stored="layers.", written="blk", names=LAYER),),
     keys=_gemma_keys,
+    shapes=_shapes,
     one_less=NORMS,
     ignored=INVERSE_FREQUENCIES,
     has_head=False,
@@ -168,6 +185,7 @@ GEMMA2 = GGUFArchitecture(
     names=NAMES,
     stacks=(Stack(stored="layers.", written="blk", names={**LAYER, **SANDWICH}),),
     keys=_gemma2_keys,
+    shapes=_gemma2_shapes,
     one_less=NORMS,
     ignored=INVERSE_FREQUENCIES,
     has_head=False,
@@ -178,6 +196,7 @@ GEMMA3 = GGUFArchitecture(
     names=NAMES,
     stacks=(Stack(stored="layers.", written="blk", names={**LAYER, **SANDWICH, **QK_NORMS}),),
     keys=_gemma3_keys,
+    shapes=_gemma3_shapes,
     one_less=NORMS,
     ignored=INVERSE_FREQUENCIES,
 )

@@ -12,12 +12,16 @@ from typing import Any
 
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.errors import UsageError
+from bowline.export.gguf.tensor_shapes import TensorShapes
 
-__all__ = ["CONVERTER", "Config", "GGUFArchitecture", "Stack", "expect", "size_in"]
+__all__ = ["CONVERTER", "Config", "GGUFArchitecture", "Stack", "expect", "number_in", "positive_in", "size_in"]
 
 Config = Mapping[str, Any]
 NEVER = re.compile(r"(?!)")
 NUMBERED = re.compile(r"(\d+)\.(.*)")
+LARGEST_SIZE = (1 << 31) - 1
+LARGEST = 3.4e38
+"""About the largest float32."""
 CONVERTER = "convert the model with llama.cpp's own convert_hf_to_gguf.py"
 
 
@@ -46,6 +50,8 @@ class GGUFArchitecture:
     names: Mapping[str, str]
     stacks: tuple[Stack, ...]
     keys: Callable[[Config], dict[str, bytes]]
+    shapes: Callable[[Config], TensorShapes]
+    """The tensors that llama.cpp reads, without `output.weight`."""
     interleaved: tuple[str, ...] = ()
     """Layers whose rows llama.cpp wants in the order of interleaved rotary embeddings."""
     transposed: tuple[str, ...] = ()
@@ -93,12 +99,51 @@ class GGUFArchitecture:
         return int(config.get(own) or config["num_attention_heads"])
 
 
-def size_in(config: Config, key: str) -> int:
-    """A size in `config.json`. Raises `UsageError` if it is not a positive whole number."""
+def size_in(config: Config, key: str, default: int | None = None) -> int:
+    """A size in `config.json`, or the default where it is missing or null.
+
+    Raises:
+        UsageError: it is not a whole number from 1 to the largest int32.
+    """
     value = config.get(key)
-    if type(value) is not int or value < 1:
-        raise UsageError(f"config.json: {key} is {shown(value)}, expected a whole number", help="mend the config")
+    if value is None and default is not None:
+        return default
+    if type(value) is not int or not 0 < value <= LARGEST_SIZE:
+        raise UsageError(
+            f"config.json: {key} is {shown(value)}, expected a whole number from 1 to {LARGEST_SIZE}",
+            help="set it to the model's own size, or fetch config.json again",
+        )
     return value
+
+
+def number_in(config: Config, key: str, default: float) -> float:
+    """A number in `config.json`, or the default where it is missing.
+
+    Raises:
+        UsageError: it is not a number from 0 to the largest float32.
+    """
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LARGEST:
+        raise UsageError(
+            f"config.json: {key} is {shown(value)}, expected a finite number from 0",
+            help="set it to the model's own, or fetch config.json again",
+        )
+    return float(value)
+
+
+def positive_in(settings: Config, key: str, default: float | None = None) -> float:
+    """A number above 0 in `config.json`, or the default where it is missing or null.
+
+    Raises:
+        UsageError: it is not a number above 0, or is above 1e30.
+    """
+    value = default if settings.get(key) is None else settings[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise UsageError(
+            f"config.json: {key} is {shown(value)}, expected a positive number",
+            help="set it to the model's own, or fetch config.json again",
+        )
+    return float(value)
 
 
 def expect(config: Config, key: str, known: Sequence[Any], *, default: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from bowline.export.gguf.gguf_classes import architecture_for
 from bowline.export.gguf.gguf_tokens import tokenizer_keys
 from bowline.export.gguf.key_values import key_bytes, number, text
 from bowline.export.gguf.rotary_scaling import rope_factors
+from bowline.export.gguf.tensor_shapes import Shape, check_shapes
 from bowline.export.settled_ends import settled_ends
 from bowline.wording import byte_count
 
@@ -155,17 +156,11 @@ def _plan(checkpoint: EditableCheckpoint, draft: Draft, tied: bool, name: str) -
             help="`bowline tie` makes the ends one matrix, which changes the model unless they are equal",
         )
     tensors = _tensors(draft, config, architecture, tied)
-    if EMBEDDING not in tensors:
-        raise UsageError(f"{checkpoint.location}: no tensor becomes {EMBEDDING}", help="give a whole language model")
     notes = [
         f"tied: no {OUTPUT}, llama.cpp takes {EMBEDDING} for both ends" if tied else f"not tied: {OUTPUT} is the head"
     ]
     scale = logit_scale(draft)
     if scale != 1.0:
-        if architecture.last_norm not in tensors:
-            raise UsageError(
-                f"{checkpoint.location}: no tensor becomes {architecture.last_norm}", help="give a whole language model"
-            )
         tensors[architecture.last_norm] = Scaled(tensors[architecture.last_norm], scale)
         notes.append(
             f"the scale of the logits, {scale:.6g}, is in {architecture.last_norm}, since llama.cpp does not scale them"
@@ -180,7 +175,7 @@ def _plan(checkpoint: EditableCheckpoint, draft: Draft, tied: bool, name: str) -
         keys={
             "general.architecture": text(architecture.name),
             "general.type": text("model"),
-            "general.name": text(Path(checkpoint.location).name),
+            "general.name": text(os.fsencode(Path(checkpoint.location).name).decode("utf-8", "replace")),
             **{f"{architecture.name}.{key}": value for key, value in keys.items()},
             "general.file_type": number(file_type),
             "general.quantization_version": number(2),
@@ -209,8 +204,9 @@ def _plan(checkpoint: EditableCheckpoint, draft: Draft, tied: bool, name: str) -
 
 
 def _tensors(draft: Draft, config: Mapping[str, Any], architecture: GGUFArchitecture, tied: bool) -> dict[str, Content]:
-    found: dict[str, Content] = {}
+    """Each tensor as llama.cpp wants it, by its name there."""
     origins: dict[str, str] = {}
+    shapes: dict[str, Shape] = {}
     for name, content in draft.tensors.items():
         target = architecture.target(name)
         if target is None or (tied and target == OUTPUT):
@@ -219,8 +215,15 @@ def _tensors(draft: Draft, config: Mapping[str, Any], architecture: GGUFArchitec
             _check_equal(draft, origins[target], name, target)
             continue
         origins[target] = name
-        found[target] = _laid_out(name, content, target, config, architecture)
-    return found
+        turned = architecture.layer(name) in architecture.transposed and len(content.shape) == 2
+        shapes[target] = content.shape[::-1] if turned else content.shape
+    wanted = architecture.shapes(config)
+    if not tied:
+        wanted = replace(wanted, outside={**wanted.outside, OUTPUT: wanted.outside[EMBEDDING]})
+    check_shapes(shapes, wanted, origins)
+    return {
+        target: _laid_out(name, draft.tensors[name], target, config, architecture) for target, name in origins.items()
+    }
 
 
 def _laid_out(
@@ -230,7 +233,9 @@ def _laid_out(
     if content.dtype not in TYPES:
         raise TieError(
             f"{name}: is stored as {content.dtype}, expected {', '.join(TYPES)}",
-            help="`bowline cast --dtype bf16` first",
+            help="`bowline cast --dtype bf16` first"
+            if content.dtype == "F64"
+            else "export the checkpoint that it was quantised from, or load the model and save it in floats",
         )
     layer = architecture.layer(name)
     if layer in architecture.interleaved:

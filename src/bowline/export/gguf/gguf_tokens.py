@@ -8,7 +8,7 @@ from typing import Any
 from bowline.checkpoint.places.file_set import FileSet
 from bowline.edit.tokenizer import Kind, StoredTokenizer, read_tokenizer
 from bowline.edit.tokenizer.stored_tokenizer import read_json_object
-from bowline.errors import UsageError
+from bowline.errors import FormatError, UsageError
 from bowline.export.gguf.byte_level_tokens import byte_level_keys
 from bowline.export.gguf.gguf_architecture import CONVERTER
 from bowline.export.gguf.key_values import boolean, number, text
@@ -105,6 +105,15 @@ def _template_adds(tokenizer: StoredTokenizer) -> tuple[bool, bool]:
 
 def _template(files: FileSet, settings: Mapping[str, Any]) -> str | None:
     if files.has("chat_template.jinja"):
-        return files.read("chat_template.jinja").decode("utf-8", errors="strict")
+        try:
+            return files.read("chat_template.jinja").decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise FormatError(
+                f"chat_template.jinja: {error.reason} at byte {error.start}, expected UTF-8",
+                help="fetch the file again",
+            ) from None
     stated = settings.get("chat_template")
+    if isinstance(stated, list):  # templates by name
+        named = {one.get("name"): one.get("template") for one in stated if isinstance(one, dict)}
+        stated = named.get("default")
     return stated if isinstance(stated, str) else None

@@ -11,22 +11,36 @@ import numpy.typing as npt
 
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.errors import UsageError
-from bowline.export.gguf.gguf_architecture import CONVERTER, Config, size_in
+from bowline.export.gguf.gguf_architecture import CONVERTER, Config, expect, positive_in, size_in
 from bowline.export.gguf.key_values import real, text
 
-__all__ = ["head_size", "rope_factors", "rope_scaling_keys", "rope_settings"]
+__all__ = ["head_size", "rope_factors", "rope_object", "rope_scaling_keys", "rope_settings"]
 
 MOST_FEATURES = 1 << 16
 """A limit far above any head's size."""
 
 
 def rope_settings(config: Config) -> Mapping[str, Any]:
-    """The settings of the rotary embedding, where both versions of transformers write them."""
-    found = {"rope_theta": config.get("rope_theta")}
-    for key in ("rope_scaling", "rope_parameters"):
-        if isinstance(config.get(key), dict):
-            found |= config[key]
+    """The settings of the rotary embedding: those of transformers 4, in whose place 5 writes `rope_parameters`.
+
+    Raises:
+        UsageError: they are not an object, or only a part of a head is rotated.
+    """
+    stated = rope_object(config, "rope_scaling") or rope_object(config, "rope_parameters")
+    found = {"rope_theta": config.get("rope_theta"), **stated}
+    for place in (config, found):
+        expect(place, "partial_rotary_factor", (1, 1.0, None), default=None)
     return found
+
+
+def rope_object(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object among the settings, empty where it is missing or null. Raises `UsageError` if it is something else."""
+    stated = settings.get(key)
+    if not isinstance(stated, dict | None):
+        raise UsageError(
+            f"config.json: {key} is {shown(stated)}, expected an object or null", help="fetch config.json again"
+        )
+    return stated or {}
 
 
 def rope_factors(config: Config) -> npt.NDArray[np.float32] | None:
@@ -39,12 +53,13 @@ def rope_factors(config: Config) -> npt.NDArray[np.float32] | None:
     if (rope.get("rope_type") or rope.get("type")) != "llama3":
         return None
     size = head_size(config)
-    base = _positive(rope, "rope_theta", 10000.0)
+    base = positive_in(rope, "rope_theta", 10000.0)
     frequencies = 1.0 / base ** (np.arange(0, size, 2, dtype=np.float64) / size)
     waves = 2 * math.pi / frequencies
-    factor = _positive(rope, "factor", 8.0)
-    low, high = _positive(rope, "low_freq_factor", 1.0), _positive(rope, "high_freq_factor", 4.0)
-    context = _positive(rope, "original_max_position_embeddings", 8192)
+    factor = positive_in(rope, "factor")
+    low, high = positive_in(rope, "low_freq_factor"), positive_in(rope, "high_freq_factor")
+    key = "original_max_position_embeddings"
+    context = positive_in(rope if config.get(key) is None else config, key, size_in(config, "max_position_embeddings"))
     if low >= high:
         raise UsageError(
             f"config.json: low_freq_factor is {low:g}, expected less than high_freq_factor, {high:g}",
@@ -69,22 +84,17 @@ def head_size(config: Config) -> int:
     return size
 
 
-def _positive(settings: Mapping[str, Any], key: str, default: float) -> float:
-    value = default if settings.get(key) is None else settings[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-        raise UsageError(f"config.json: {key} is {shown(value)}, expected a positive number", help="mend the config")
-    return float(value)
-
-
 def rope_scaling_keys(settings: Mapping[str, Any], *, llama3: bool) -> dict[str, bytes]:
     """The keys of a linear scaling; none for no scaling, and for Llama 3's, which is a tensor.
+
+    `llama3` says whether the architecture reads that tensor.
 
     Raises:
         UsageError: another scaling.
     """
     kind = settings.get("rope_type") or settings.get("type") or "default"
     if kind == "linear":
-        return {"rope.scaling.type": text("linear"), "rope.scaling.factor": real(settings.get("factor"))}
+        return {"rope.scaling.type": text("linear"), "rope.scaling.factor": real(positive_in(settings, "factor"))}
     if kind not in (("default", "llama3") if llama3 else ("default",)):
         wanted = "none, linear or llama3" if llama3 else "none or linear"
         raise UsageError(

@@ -9,17 +9,18 @@ import re
 
 from bowline.checkpoint.formats.strict_json import shown
 from bowline.errors import UsageError
-from bowline.export.gguf.gguf_architecture import Config, GGUFArchitecture, Stack, expect, size_in
+from bowline.export.gguf.gguf_architecture import Config, GGUFArchitecture, Stack, expect, number_in, size_in
 from bowline.export.gguf.key_values import number, real
+from bowline.export.gguf.tensor_shapes import Shape, TensorShapes
 
 __all__ = ["T5"]
 
 
 def _keys(config: Config) -> dict[str, bytes]:
-    expect(config, "feed_forward_proj", ("relu", "gated-gelu"), default="relu")
+    _gated(config)
     expect(config, "relative_attention_max_distance", (128,), default=128)
     layers = size_in(config, "num_layers")
-    decoder_layers = size_in(config, "num_decoder_layers") if config.get("num_decoder_layers") is not None else layers
+    decoder_layers = size_in(config, "num_decoder_layers", layers)
     if decoder_layers > layers:
         raise UsageError(
             f"config.json: num_decoder_layers is {decoder_layers}, expected at most the encoder's {layers}: llama.cpp "
@@ -32,9 +33,9 @@ def _keys(config: Config) -> dict[str, bytes]:
             f"config.json: decoder_start_token_id is {shown(first)}, expected the token that the decoder begins with",
             help="set it; T5 begins with its pad_token_id, 0",
         )
-    head, epsilon = size_in(config, "d_kv"), config.get("layer_norm_epsilon", 1e-6)
+    head, epsilon = size_in(config, "d_kv"), number_in(config, "layer_norm_epsilon", 1e-6)
     return {
-        "context_length": number(config.get("n_positions") or 512),
+        "context_length": number(size_in(config, "n_positions", 512)),
         "embedding_length": number(size_in(config, "d_model")),
         "feed_forward_length": number(size_in(config, "d_ff")),
         "block_count": number(layers),
@@ -43,10 +44,52 @@ def _keys(config: Config) -> dict[str, bytes]:
         "attention.key_length": number(head),
         "attention.value_length": number(head),
         "attention.layer_norm_epsilon": real(epsilon),
-        "attention.relative_buckets_count": number(config.get("relative_attention_num_buckets", 32)),
+        "attention.relative_buckets_count": number(_buckets(config)),
         "attention.layer_norm_rms_epsilon": real(epsilon),
         "decoder_start_token_id": number(first),
     }
+
+
+def _gated(config: Config) -> bool:
+    """Whether the feed-forward network has a gate; `UsageError` if its activation is not llama.cpp's."""
+    default = "gated-gelu" if config.get("model_type") == "mt5" else "relu"
+    expect(config, "feed_forward_proj", ("relu", "gated-gelu"), default=default)
+    return bool(config.get("feed_forward_proj", default) == "gated-gelu")
+
+
+def _buckets(config: Config) -> int:
+    return size_in(config, "relative_attention_num_buckets", 32)
+
+
+def _shapes(config: Config) -> TensorShapes:
+    width, inner, heads = size_in(config, "d_model"), size_in(config, "d_ff"), size_in(config, "num_heads")
+    layers, size = size_in(config, "num_layers"), heads * size_in(config, "d_kv")
+
+    def attention(name: str) -> dict[str, Shape]:
+        projections: dict[str, Shape] = {f"{name}_{part}.weight": (size, width) for part in "qkv"}
+        return {f"{name}_norm.weight": (width,), **projections, f"{name}_o.weight": (width, size)}
+
+    encoder: dict[str, Shape] = {
+        **attention("attn"),
+        "ffn_norm.weight": (width,),
+        "ffn_up.weight": (inner, width),
+        "ffn_down.weight": (width, inner),
+    }
+    if _gated(config):
+        encoder["ffn_gate.weight"] = (inner, width)
+    return TensorShapes(
+        outside={
+            "token_embd.weight": (size_in(config, "vocab_size"), width),
+            "enc.output_norm.weight": (width,),
+            "dec.output_norm.weight": (width,),
+            "enc.blk.0.attn_rel_b.weight": (_buckets(config), heads),
+            "dec.blk.0.attn_rel_b.weight": (_buckets(config), heads),
+        },
+        stacks={
+            "enc.blk": (layers, encoder),
+            "dec.blk": (size_in(config, "num_decoder_layers", layers), {**encoder, **attention("cross_attn")}),
+        },
+    )
 
 
 def _attention(stored: str, written: str) -> dict[str, str]:
@@ -88,6 +131,7 @@ T5 = GGUFArchitecture(
         Stack(stored="decoder.block.", written="dec.blk", names=DECODER),
     ),
     keys=_keys,
+    shapes=_shapes,
     ignored=re.compile(
         r".*\.EncDecAttention\.relative_attention_bias\.weight"
     ),  # T5 v1.0 stores one that nothing reads
