@@ -68,8 +68,8 @@ def test_a_gradient_that_is_no_sum_is_said_to_be_none() -> None:
 def test_a_first_loss_far_above_ln_v_is_named() -> None:
     text = said("t5-init")
     assert "a first loss of 40.0, where ln V is 10.0" in text
-    assert "beyond 1.5 ln V start untied transformers-t5" in text
-    assert "the same recipe starts well or badly by the tie" in text
+    assert "the draws that start beyond 1.5 ln V are untied transformers-t5" in text
+    assert "decide whether a recipe starts well" in text
     assert "still behind the best, tied, table 1, logits scaled, by 3.00 nats" in text
 
 
@@ -77,7 +77,7 @@ def test_no_first_loss_far_above_ln_v_is_said_too() -> None:
     rows = [{**row, "measured": 10.5} for row in NUMBERS["t5-init"]["rows"]]
     text = said("t5-init", rows=rows)
     assert "no draw starts beyond 1.5 ln V" in text
-    assert "starts well or badly" not in text
+    assert "whether a recipe starts well" not in text
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_the_other_direction_is_said_as_readily_and_who_found_otherwise() -> Non
         ((5.0, 2.0), "mostly from the head"),
         ((0.2, 0.5), "mostly from the lookup"),
         ((1.1, 0.9), "from both ends about equally"),
-        ((0.5, 3.0), "from both ends, and from which more changes along training"),
+        ((0.5, 3.0), "from both ends, in a ratio that changes along training"),
     ],
 )
 def test_where_the_gradient_comes_from(outputs: tuple[float, ...], who: str) -> None:

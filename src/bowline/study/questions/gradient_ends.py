@@ -83,7 +83,7 @@ def _conclusion(numbers: Numbers) -> str:
         if mean(ratios) >= MORE and min(ratios) >= 1
         else "mostly from the lookup"
         if mean(ratios) <= 1 / MORE and max(ratios) <= 1
-        else "from both ends, and from which more changes along training"
+        else "from both ends, in a ratio that changes along training"
         if max(ratios) >= MORE
         else "from both ends about equally"
     )

@@ -104,7 +104,7 @@ def _conclusion(numbers: Numbers) -> str:
     ends = [mean([seed[at] for seed in tied["identity_distance"]]) for at in (0, -1)]
     least = min(ends)
     reason = (
-        f"its rank is at most {width} of {rows}, so that its distance from a multiple of I is at least {bound:.4f}"
+        f"its rank is at most {width} of {rows}, so its distance from a multiple of I is at least {bound:.4f}"
         if rows > width
         else "though its shape allows it"
     )
@@ -128,9 +128,9 @@ def _conclusion(numbers: Numbers) -> str:
     }
     return (
         f"{first} The most that can hold is a tight frame, EᵀE = cI, and {where}: distance {with_error(start)} as "
-        f"drawn, {with_error(end)} after training, where of an untied model's two tables the output ends at "
-        f"{written(others['untied, output'])} and the input at {written(others['untied, input'])}; the share of tied "
-        f"rows that decode to themselves goes from {percent(decoding[0])} to {percent(decoding[1])}."
+        f"drawn, {with_error(end)} after training; in an untied model the output table ends at "
+        f"{written(others['untied, output'])} and the input table at {written(others['untied, input'])}; the share of "
+        f"tied rows that decode to themselves goes from {percent(decoding[0])} to {percent(decoding[1])}."
     )
 
 

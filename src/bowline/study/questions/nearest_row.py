@@ -127,7 +127,7 @@ def _conclusion(numbers: Numbers) -> str:
     rows = numbers["rows"].get(MINILM)
     also = (
         f"; of {rows['queries']} rows of MiniLM's table {percent(rows['itself']['product_right'])} find themselves by "
-        f"the product, and the best other row is the cosine's for {percent(rows['others']['product_is_cosine'])}"
+        f"the product, and for {percent(rows['others']['product_is_cosine'])} both find the same best other row"
         if rows
         else ""
     )

@@ -147,8 +147,12 @@ def _conclusion(numbers: Numbers) -> str:
     far = [row for row in rows if row["measured"] > EXPLODES * uniform]
     turning = {row["recipe"] for row in far} & {row["recipe"] for row in rows if row not in far}
     names = [f"{'tied' if row['tied'] else 'untied'} {row['recipe']}" for row in far]
-    beyond = f"beyond {EXPLODES:g} ln V start {joined(names)}" if far else (f"no draw starts beyond {EXPLODES:g} ln V")
-    depends = ", so the same recipe starts well or badly by the tie and the scale of the logits" if turning else ""
+    beyond = (
+        f"the draws that start beyond {EXPLODES:g} ln V are {joined(names)}"
+        if far
+        else (f"no draw starts beyond {EXPLODES:g} ln V")
+    )
+    depends = ", so the tie and the scale of the logits decide whether a recipe starts well" if turning else ""
     first = (
         f"With std 1 for table and head both, an untied T5 has a first loss of {written(both['measured'])}, where ln V "
         f"is {written(uniform)}; {beyond}{depends}"
