@@ -17,7 +17,7 @@ from bowline.auditing.verdict import verdict
 from bowline.checkpoint import open_checkpoint
 from bowline.page import audit_page
 from bowline.wording import printable
-from tests.checkpoints import GPT2, HEAD, OWN, T5, WTE, table, write
+from tests.checkpoints import BART, GPT2, HEAD, OWN, T5, WTE, table, write
 from tests.page.checkpoints import HOSTILE_TOKENS, ROWS, broken, clean, hostile
 from tests.page.parsed import Node, Search, parsed
 
@@ -158,6 +158,47 @@ def test_classes_of_rows_are_those_of_the_audit(pages: dict[str, tuple[Path, str
     assert rows["special"] == [0, 3] and rows["padding"] == [3]
     assert rows["added"] == list(range(ROWS - 10, ROWS - 5))
     assert rows[f"zero in {HEAD}"] == list(range(ROWS - 4, ROWS)) and rows[f"not finite in {HEAD}"] == [7]
+
+
+@pytest.mark.parametrize("scale", [1e-310, 1e-200, 1e-13, 1e140])
+def test_a_table_of_any_size_has_finite_products_and_distinct_ticks(scale: float, tmp_path: Path) -> None:
+    values = table().astype(np.float64) * scale
+    page = parsed(page_of(write(tmp_path / "a", {WTE: values}, GPT2)))
+    figures = {figure.one("h3").text.partition(":")[0]: figure for figure in page.all("figure")}
+    cells = [cell.text for cell in figures["A block of E Eᵀ"].all("td", class_="n")]
+    rows = table().astype(np.float64)
+    chosen = np.linspace(0, len(rows) - 1, 32).astype(int)
+    products = rows[chosen] @ rows[chosen].T / np.mean(np.square(rows).sum(axis=1))
+    np.testing.assert_allclose([float(cell) for cell in cells], products.reshape(-1), atol=0.0051)
+    ticks = [tick.text for tick in figures["Row norms"].all("text", class_="tick") if tick.attributes["x"] == "46"]
+    assert len(ticks) >= 3 and len(set(ticks)) == len(ticks)
+
+
+def test_norms_over_the_range_of_float64_are_in_the_search(tmp_path: Path) -> None:
+    values = table().astype(np.float64) * 10.0 ** np.linspace(-310, 140, len(table()))[:, None]
+    search = Search.of(parsed(page_of(write(tmp_path / "a", {WTE: values}, GPT2))))
+    norms = search.numbers("table0-norms", 2)
+    assert norms[0] == 1 and norms[-1] == search.meta["levels"] and np.all(np.diff(norms) >= 0)
+
+
+def test_tables_with_more_classes_than_bits_keep_the_first(tmp_path: Path) -> None:
+    def odd(seed: int) -> np.ndarray:
+        rows = table(400, 16, seed=seed)
+        rows[:4], rows[4:8], rows[8:10], rows[20:23], rows[30:33] = 0, np.nan, rows[10:12], 100 * rows[20:23], 1e-4
+        return rows
+
+    names = ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", HEAD)
+    tensors = {name: odd(seed) for seed, name in enumerate(names)}
+    config = {**BART, "vocab_size": 400, "pad_token_id": 1, "eos_token_id": 2}
+    vocabulary = {"model": {"type": "BPE", "vocab": {f"t{row}": row for row in range(390)}}}
+    path = write(tmp_path / "a", tensors, config, files={"tokenizer": vocabulary})
+    page = parsed(page_of(path))
+    search = Search.of(page)
+    bits = search.numbers("classes", 3)
+    classes = next(figure for figure in page.all("figure") if figure.one("h3").text == "Rows that stand out")
+    assert len(search.meta["classes"]) <= 24 and len(classes.one("tbody").all("tr")) >= len(search.meta["classes"])
+    for at, label in enumerate(search.meta["classes"]):
+        assert (bits >> at & 1).any(), label
 
 
 # --- its search -------------------------------------------------------------------------------------------------------

@@ -174,6 +174,25 @@ def test_a_comparison_shows_both_sides_of_a_row(pages: dict[str, Path], chromium
         assert "embedding before" in entry and "head after" in entry and "25 % of the norm" in entry
 
 
+def test_a_pair_by_token_is_found_by_each_of_its_ids(tmp_path: Path, chromium: Any) -> None:
+    values, names = table(), [f"word{number}" for number in range(64)]
+    values[5] = 0
+    for name, order in (("a", range(64)), ("b", range(63, -1, -1))):
+        ids = {names[row]: place for place, row in enumerate(order)}
+        rows = (table() if name == "b" else values)[list(order)]
+        write(tmp_path / name, {WTE: rows}, GPT2, files={"tokenizer": {"model": {"type": "BPE", "vocab": ids}}})
+    file = tmp_path / "page.html"
+    CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--html", str(file)])
+    with Opened(chromium, file) as opened:
+        opened.look_up("#5")
+        found = opened.page.locator("#matches a").all_inner_texts()
+        assert [text.strip() for text in found] == ["5 (after: 58) word5", "58 (after: 5) word58"]
+        opened.page.locator("#matches a").first.click()
+        opened.page.wait_for_selector("#entry h3")
+        assert "embedding and head moved by: from a row of zeros" in opened.page.inner_text("#entry")
+        assert opened.said == []
+
+
 def test_the_keyboard_alone_reaches_every_control(pages: dict[str, Path], chromium: Any) -> None:
     with Opened(chromium, pages["broken"]) as opened:
         page = opened.page

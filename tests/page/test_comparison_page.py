@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import date
 from pathlib import Path
 
@@ -120,6 +119,16 @@ def test_a_longer_head_has_its_own_rows(tmp_path: Path) -> None:
     assert not np.isnan(search.values("table3-norms", search.meta["tables"][3])).any()
 
 
+def test_rows_from_zeros_and_rows_that_are_not_finite_have_words(tmp_path: Path) -> None:
+    first, second = table(), table()
+    first[1], second[2] = 0, np.nan
+    page = page_of(write(tmp_path / "a", {WTE: first}, GPT2), write(tmp_path / "b", {WTE: second}, GPT2))
+    figure = next(figure for figure in page.all("figure") if "How far rows moved" in figure.text)
+    lines = [[cell.text for cell in row.all("td")] for row in figure.all("tbody")[0].all("tr")]
+    norm = float(np.linalg.norm(table()[1].astype(np.float64)))
+    assert sorted(lines) == [["1", f"{norm:.4g}", "was zero", "none"], ["2", "not finite", "not finite", "none"]]
+
+
 # --- its size ---------------------------------------------------------------------------------------------------------
 
 
@@ -146,17 +155,20 @@ def test_a_vocabulary_that_does_not_fit_is_sampled(by: str, tmp_path: Path, monk
 
 
 @pytest.mark.thorough
-def test_two_vocabularies_of_262144_with_other_ids_stay_below_3_mb(tmp_path: Path) -> None:
-    rows, random = 262_144, np.random.default_rng(0)
+@pytest.mark.parametrize(("rows", "untied"), [(262_144, False), (262_144, True), (32_000, True)])
+@pytest.mark.parametrize("by", ["id", "token"])
+def test_two_vocabularies_stay_below_3_mb(rows: int, untied: bool, by: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
     words = [f"\u2581{word:x}" for word in random.integers(1 << 40, size=rows).tolist()]
-    order = random.permutation(rows)
-    values = table(rows, 32)
-    before = named(tmp_path / "a", values, {word: row for row, word in enumerate(words)})
-    after = named(
-        tmp_path / "b",
-        (values + table(rows, 32, seed=1) * np.float32(0.1))[order],
-        {words[row]: place for place, row in enumerate(order.tolist())},
-    )
-    text = text_of(before, after)
-    assert len(text.encode()) < 3_000_000
-    assert json.loads(parsed(text).one("script", id="search-data").text)["rows"] > 0
+    config = {**GPT2, "vocab_size": rows, "tie_word_embeddings": not untied}
+    paths: list[Path] = []
+    for name in ("a", "b"):
+        order = random.permutation(rows) if by == "token" else np.arange(rows)
+        noise = np.float32(0.1) * table(rows, 16, seed=len(paths) + 2)
+        tensors = {WTE: (table(rows, 16) + noise)[order]}
+        if untied:
+            tensors[HEAD] = (table(rows, 16, seed=1) + noise)[order]
+        ids = {words[row]: place for place, row in enumerate(order.tolist())}
+        tokenizer = {"model": {"type": "BPE", "vocab": ids}}
+        paths.append(write(tmp_path / name, tensors, config, files={"tokenizer": tokenizer}))
+    assert len(text_of(*paths).encode()) < 3_000_000

@@ -32,6 +32,15 @@ from bowline.wording import joined
 
 __all__ = ["comparison_page"]
 
+ROOM = 2_600_000
+"""Characters of a page for rows and neighbours."""
+ROW_ROOM = 1_300_000
+NEIGHBOURS_COST = 34
+"""Characters that the neighbours of a row take at most: ids and cosines."""
+NAME_COST = 7
+"""Characters of a row's two ids."""
+VALUE_COST = 4 / 3
+"""Characters of a norm or a change in one byte."""
 MOST_LOOKED_AT = 2000
 """Rows of those that moved most whose neighbours are on the page in any case."""
 
@@ -140,8 +149,8 @@ def _rows(report: ComparisonReport, before: Checkpoint, after: Checkpoint, progr
         assert end.changes is not None
         name = joined(end.ends)
         views = [
-            _view(before, end.before.name, f"{name} before", both.first, moved, progress),
-            _view(after, end.after.name, f"{name} after", both.second, partners, progress),
+            _view(before, end.before.name, f"{name} before", both.first, moved, both.most_looked_up, progress),
+            _view(after, end.after.name, f"{name} after", both.second, partners, both.most_looked_up, progress),
         ]
         tables += [
             SearchTable(view=view, positions=places[: view.shape[0]])
@@ -156,9 +165,11 @@ def _rows(report: ComparisonReport, before: Checkpoint, after: Checkpoint, progr
     return data, [search_box(limits), plots]
 
 
-def _view(checkpoint: Checkpoint, name: str, label: str, rows: RowList, first: Ids, progress: Progress) -> TableView:
+def _view(
+    checkpoint: Checkpoint, name: str, label: str, rows: RowList, first: Ids, most: int, progress: Progress
+) -> TableView:
     source = CheckpointTable(checkpoint, checkpoint.tensors[name], progress)
-    return view_table(source, label=label, tensor=name, first=first, among=rows.ids)
+    return view_table(source, label=label, tensor=name, first=first, among=rows.ids, most=most)
 
 
 class _Both:
@@ -166,6 +177,7 @@ class _Both:
 
     page: the rows that the page lists, all or some. before, after: the place in it of each row of one vocabulary, -1
     for a row that is not listed. first, second: the same rows as the plots of one vocabulary need them.
+    most_looked_up: the rows of each table whose neighbours fit the page.
     """
 
     def __init__(self, report: ComparisonReport) -> None:
@@ -173,7 +185,12 @@ class _Both:
         self._pairs = pairs
         count, gone, new = pairs.before.size, pairs.only_before.size, pairs.only_after.size
         moved = [self._places(end)[end.moved[:MOST_LOOKED_AT]] for end in report.ends if end.changes is not None]
-        listed = listed_rows(count + gone + new, np.concatenate([np.empty(0, np.int64), *moved]))
+        tables = 2 * len(moved)
+        row_cost = VALUE_COST * (tables + len(moved)) + (NAME_COST if pairs.by == "token" else 0)
+        listed = listed_rows(
+            count + gone + new, np.concatenate([np.empty(0, np.int64), *moved]), int(ROW_ROOM / row_cost)
+        )
+        self.most_looked_up = int((ROOM - listed.size * row_cost) / NEIGHBOURS_COST / tables)
         ids = (
             np.concatenate([pairs.before, pairs.only_before, np.full(new, -1)]),
             np.concatenate([pairs.after, np.full(gone, -1), pairs.only_after]),

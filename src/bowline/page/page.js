@@ -41,7 +41,7 @@
     return steps.map((step) => (sum = (sum + step) & NO_ROW));
   };
   const value = (level, { low, high }) =>
-    level === 0 ? 0 : low * Math.pow(high / low, (level - 1) / (meta.levels - 1));
+    level === 0 ? 0 : low * Math.exp((Math.log(high) - Math.log(low)) * (level - 1) / (meta.levels - 1));
   const figures = (number) => (number === 0 ? "0" : String(Number(number.toPrecision(fine ? 3 : 2))));
 
   const load = async () => {
@@ -83,7 +83,9 @@
     const wanted = query.toLowerCase(), rows = [];
     const add = (row) => { if (row >= 0 && !rows.includes(row)) rows.push(row); };
     const id = /^#?\d+$/.test(query) ? Number(query.replace("#", "")) : -1;
-    if (id >= 0) add(data.names ? data.names.indexOf(String(id)) : data.ids ? data.ids.indexOf(id) : id < meta.rows ? id : -1);
+    const names = (text) => text.includes(String(id)) && text.split(/\D+/).includes(String(id));
+    if (id >= 0 && data.names) data.names.forEach((text, row) => { if (names(text)) add(row); });
+    else if (id >= 0) add(data.ids ? data.ids.indexOf(id) : id < meta.rows ? id : -1);
     const bare = (text) => text.replace(/^(?:##|[\u0121\u2581 ])+|<\/w>$/g, "");
     const starting = [], within = [];
     for (let row = 0; row < meta.rows && starting.length < 400; row++) {
@@ -136,7 +138,8 @@
     if (tags.childElementCount) entry.append(tags);
     meta.changes.forEach((change, index) => {
       const level = data.changes[index][row];
-      const moved = level < ABSENT ? `${figures(100 * value(level, change))} % of the norm` : "not compared";
+      const share = level < ABSENT ? `${figures(100 * value(level, change))} % of the norm` : "";
+      const moved = share || (level === ABSENT ? "from a row of zeros" : "not compared");
       entry.append(made("p", `${change.label}: ${moved}`));
     });
     const beside = made("div", undefined, { class: "beside" });

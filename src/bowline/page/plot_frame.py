@@ -61,7 +61,7 @@ def linear(low: float, high: float) -> AxisScale:
     step *= next(factor for factor in (5, 2, 1) if (high - low) / (step * factor) >= 2.5 or factor == 1)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    ticks = tuple(round(place * step, 12) for place in range(first, last + 1))
+    ticks = tuple(float(f"{place * step:.12g}") for place in range(first, last + 1))
     return AxisScale(low, high, lambda value: (value - low) / (high - low), tuple(_whole(tick) for tick in ticks))
 
 

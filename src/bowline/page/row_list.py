@@ -73,12 +73,13 @@ class RowList:
         return fragment(shown, rest)
 
 
-def listed_rows(total: int, first: npt.ArrayLike) -> Ids:
+def listed_rows(total: int, first: npt.ArrayLike, most: int | None = None) -> Ids:
     """The ids that a page lists: all, or of a large vocabulary those of `first` and others spread evenly."""
-    if total <= MOST_LISTED:
+    most = MOST_LISTED if most is None else min(most, MOST_LISTED)
+    if total <= most:
         return np.arange(total)
-    chosen = np.unique(np.asarray(first, np.int64))[: MOST_LISTED // 2]
-    spread = np.linspace(0, total - 1, MOST_LISTED - chosen.size).astype(np.int64)
+    chosen = np.unique(np.asarray(first, np.int64))[: most // 2]
+    spread = np.linspace(0, total - 1, most - chosen.size).astype(np.int64)
     return np.union1d(chosen, spread)
 
 

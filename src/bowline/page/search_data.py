@@ -29,6 +29,8 @@ FINE, COARSE = 2000, 250
 MOST_FINE = 450_000
 """Numbers that are stored in two bytes each; more are stored in one."""
 NO_ROW = 0xFFFFFF
+MOST_CLASSES = 24
+"""Classes of rows in the search: one a bit. Checkpoints with many tables have more."""
 ROOM = 2_850_000
 """Characters of plots and search data, so that a page stays below 3 MB."""
 LEAST_ROOM = 100_000
@@ -72,7 +74,8 @@ def packed_search(
     elif rows.total != rows.ids.size:
         blocks.append(_block("ids", _planes(np.diff(rows.ids, prepend=0), 3)))
     classes = np.zeros(rows.ids.size, np.uint32)
-    for bit, found in enumerate(rows.classes):
+    held = rows.classes[:MOST_CLASSES]
+    for bit, found in enumerate(held):
         at = rows.positions(found.ids)
         classes[at[at >= 0]] |= np.uint32(1 << bit)
     blocks.append(_block("classes", _planes(classes, 3)))
@@ -112,7 +115,7 @@ def packed_search(
         "rows": int(rows.ids.size),
         "total": rows.total,
         "levels": FINE if fine else COARSE,
-        "classes": [found.label for found in rows.classes],
+        "classes": [found.label for found in held],
         "tables": described,
         "changes": moved,
     }
@@ -161,9 +164,9 @@ def _levels(values: Floats, *, fine: bool) -> tuple[Ids, float, float]:
     levels, none = (FINE, 0xFFFF) if fine else (COARSE, 0xFF)
     usable = values[np.isfinite(values) & (values > 0)]
     low, high = (float(usable.min()), float(usable.max())) if usable.size else (1.0, 1.0)
-    span = np.log(high / low) if high > low else 1.0
+    span = np.log(high) - np.log(low) if high > low else 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
-        level = 1 + np.rint(np.log(np.maximum(values, low) / low) / span * (levels - 1))
+        level = 1 + np.rint((np.log(np.maximum(values, low)) - np.log(low)) / span * (levels - 1))
     level = np.where(values == 0, 0, level)
     level = np.where(np.isfinite(level), level, none)
     return np.where(np.isposinf(values), none - 1, level).astype(np.int64), low, high

@@ -59,12 +59,19 @@ class TableView:
 
 
 def view_table(
-    source: TableSource, *, label: str, tensor: str, first: npt.ArrayLike = (), among: npt.ArrayLike | None = None
+    source: TableSource,
+    *,
+    label: str,
+    tensor: str,
+    first: npt.ArrayLike = (),
+    among: npt.ArrayLike | None = None,
+    most: int | None = None,
 ) -> TableView:
     """Read a table and compute what a page shows of it.
 
     `first` are the rows that must have neighbours and a place on the map, as far as there is room; the others are
-    spread evenly over the table. `among` are the rows that the page lists: only these get neighbours (all by default).
+    spread evenly over the table. `among` are the rows that the page lists: only these get neighbours (all by default),
+    and at most `most` of them.
     """
     rows, columns = source.shape
     norms, sample = _norms_and_sample(source)
@@ -74,7 +81,7 @@ def view_table(
     wanted = wanted[norms[wanted] > 0]
     listed = usable if among is None else np.intersect1d(usable, np.asarray(among, np.int64))
     count = int(min(MOST_LOOKED_UP, max(64, LOOKUP_COST / max(1, rows * (columns + COST_OF_A_SCORE)))))
-    looked_up = _chosen(wanted, listed, count)
+    looked_up = _chosen(wanted, listed, count if most is None else min(count, most))
     neighbours, cosines = closest_rows(source, looked_up, count=NEIGHBOURS)
     held = Rows(sample, total=rows)
     shown = held.count > 1 and shows_spectrum(held)
@@ -122,10 +129,12 @@ def _chosen(first: Ids, others: Ids, count: int) -> Ids:
 
 
 def _block(rows: Floats, norms: Floats) -> Floats:
-    with np.errstate(over="ignore", invalid="ignore"):
-        scale = float(np.sqrt(np.mean(np.square(norms)))) if norms.size else 1.0
-        scaled = rows / scale
-        block: Floats = np.nan_to_num(scaled @ scaled.T)
+    largest = norms.max(initial=0.0)
+    if not largest:
+        return np.zeros((len(rows), len(rows)))
+    scale = np.sqrt(np.mean(np.square(norms / largest)))  # no square overflows, and not all vanish
+    scaled = rows / largest / scale
+    block: Floats = scaled @ scaled.T
     return block
 
 

@@ -32,9 +32,9 @@ def moves_panel(title: str, changes: RowChanges, ids: npt.NDArray[np.int64], row
         [
             (
                 rows.link(int(ids[at])),
-                f"{changes.distance[at]:.4g}",
-                f"{percent[at]:.3g} %",
-                f"{changes.cosine[at]:.4f}",
+                _shown(f"{changes.distance[at]:.4g}", changes.distance[at]),
+                "was zero" if np.isposinf(percent[at]) else _shown(f"{percent[at]:.3g} %", percent[at]),
+                _shown(f"{changes.cosine[at]:.4f}", changes.cosine[at], "none"),
             )
             for at in farthest
         ],
@@ -48,3 +48,7 @@ def moves_panel(title: str, changes: RowChanges, ids: npt.NDArray[np.int64], row
         "of a stretch of ids, the band its smallest to its largest distance."
     )
     return panel(title, drawing, note, fragment(table, id_table(f"By id, in percent: {title}", every)))
+
+
+def _shown(text: str, value: float, otherwise: str = "not finite") -> str:
+    return text if np.isfinite(value) else otherwise
