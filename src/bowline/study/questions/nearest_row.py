@@ -127,7 +127,8 @@ def _conclusion(numbers: Numbers) -> str:
     rows = numbers["rows"].get(MINILM)
     also = (
         f"; of {rows['queries']} rows of MiniLM's table {percent(rows['itself']['product_right'])} find themselves by "
-        f"the product, and for {percent(rows['others']['product_is_cosine'])} both find the same best other row"
+        f"the product, and for {percent(rows['others']['product_is_cosine'])} product and cosine find the "
+        "same other row first"
         if rows
         else ""
     )
