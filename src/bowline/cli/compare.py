@@ -42,15 +42,18 @@ def compare(
 
     if html is not None:
         check_can_write(html)
-    with open_checkpoint(before) as first, open_checkpoint(after) as second, shown_progress(after) as progress:
-        report = compare_open(first, second, progress=progress)
-        if html is not None:
-            from bowline.checkpoint.durable.whole_file import write_whole
-            from bowline.page import comparison_page
+    text = ""
+    try:
+        with open_checkpoint(before) as first, open_checkpoint(after) as second, shown_progress(after) as progress:
+            report = compare_open(first, second, progress=progress)
+            as_json = output_format is ComparisonFormat.JSON
+            text = json.dumps(report.as_dict(), indent=2) if as_json else render_comparison(report)
+            if html is not None:
+                from bowline.checkpoint.durable.whole_file import write_whole
+                from bowline.page import comparison_page
 
-            write_whole(html, comparison_page(report, first, second, progress=progress))
-    if output_format is ComparisonFormat.JSON:
-        typer.echo(json.dumps(report.as_dict(), indent=2))
-    else:
-        typer.echo(render_comparison(report))
+                write_whole(html, comparison_page(report, first, second, progress=progress))
+    finally:
+        if text:  # the report is not lost with the page
+            typer.echo(text)
     raise typer.Exit(0 if report.equal else 1)
