@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import tempfile
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from struct import unpack
+from struct import pack, unpack
 from typing import Any
 
 import pytest
@@ -16,16 +19,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bowline.checkpoint.formats.gguf.value_bytes import array_items
-from bowline.checkpoint.formats.sentencepiece_model import PieceType
+from bowline.checkpoint.formats.sentencepiece_model import PieceType, read_model
 from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.errors import BowlineError, FormatError, UsageError
 from bowline.export.gguf.gguf_tokens import tokenizer_keys
 from bowline.export.gguf.token_types import TokenizerKeys
 from tests.checkpoint.sentencepiece_files import field, model, number
-from tests.edit.tokenizer.small_tokenizers import byte_fallback, drawn_byte_fallback, sentencepiece_bpe, texts, unigram
+from tests.edit.tokenizer.small_tokenizers import (
+    byte_fallback,
+    byte_level,
+    drawn_byte_fallback,
+    sentencepiece_bpe,
+    texts,
+    unigram,
+)
 from tests.export.gguf_tokenizers import TOKENIZERS, charsmap, gemma_like, llama_like, t5_like
 
 SPACE = "▁"
+
+
+def score(value: float) -> bytes:
+    """The score of a piece in SentencePiece's file."""
+    return b"\x15" + pack("<f", value)
 
 
 def keys_of(content: str, rows: int | None = None, **others: str) -> TokenizerKeys:
@@ -281,6 +296,16 @@ def test_a_bpe_of_sentencepiece_and_the_tokens_beside_it() -> None:
         (b"", {"added_tokens_decoder": {"99999999": {"content": "y"}}}, "has the id 99999999"),
         (b"", {"added_tokens_decoder": {"7": {"content": "</s>"}}}, "two tokens are '</s>'"),
         (b"", {"added_tokens_decoder": {"4000": {"content": "y"}}}, "the tokenizer has ids up to 4000"),
+        (field(1, field(1, b"zz") + score(math.nan)), {}, "the token 80 has the score nan"),
+        (field(1, field(1, b"zz") + score(-math.inf)), {}, "the token 80 has the score -inf"),
+        (field(1, field(1, b"zz") + number(3, 9)), {}, "piece 80 has the type 9"),
+        (field(1, field(1, b"zz") + number(3, 2)), {}, "2 pieces are for unknown text, expected 1"),
+        (b"\x0a\x00" * 100_000, {}, "more than 300 pieces"),
+        (
+            b"",
+            {"extra_ids": 3, "added_tokens_decoder": {"80": {"content": "<new>"}}},
+            "'<extra_id_2>' has the id 80, as '<new>' has",
+        ),
         (b"", {"extra_ids": -1}, "extra_ids is -1"),
         (b"", {"extra_ids": 10**5}, "extra_ids is 100000"),
         (b"", {"additional_special_tokens": ["<new>"]}, "the token '<new>' is named without an id"),
@@ -290,6 +315,50 @@ def test_a_damaged_sentencepiece_model_is_refused(data: bytes, settings: dict[st
     with pytest.raises(BowlineError, match=seen) as raised:
         slow_keys(t5_model()[0] + data, 300, tokenizer_config=settings)
     assert raised.value.help
+
+
+def test_a_model_cut_off_anywhere_is_read_or_refused() -> None:
+    whole, _ = t5_model()
+    for end in range(len(whole)):
+        with suppress(BowlineError):
+            read_model(whole[:end], "spiece.model", most=300)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.binary(min_size=1, max_size=11)), min_size=1, max_size=4))
+def test_a_changed_sentencepiece_model_is_read_or_refused(changes: list[tuple[int, bytes]]) -> None:
+    data = bytearray(t5_model()[0])
+    for at, found in changes:
+        at %= len(data)
+        data[at : at + len(found)] = found
+    try:
+        slow_keys(bytes(data), 300)
+    except BowlineError as error:
+        assert error.help
+
+
+def test_a_long_list_of_repeated_characters_takes_little_time() -> None:
+    """Each of 20,000 merges is held against the last of any other, not against the last of every character."""
+
+    def doubled(content: dict[str, Any]) -> None:
+        for place in range(20_000):
+            letter = chr(0x4E00 + place)
+            for text in (letter, letter * 2):
+                content["model"]["vocab"].setdefault(text, len(content["model"]["vocab"]))
+            content["model"]["merges"].append([letter, letter])
+
+    started = time.process_time()
+    keys_of(edited(byte_fallback(), doubled), rows=60_000)
+    assert time.process_time() - started < 20
+
+
+def test_compositions_and_conditions_of_a_byte_level_tokenizer_are_noted() -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["normalizer"] = {"type": "NFC"}
+        content["added_tokens"].append({"id": 590, "content": "<new>", "special": False, "lstrip": True})
+
+    notes = keys_of(edited(byte_level(), change), rows=600).notes
+    assert any("composes characters (NFC)" in note for note in notes) and any("'<new>'" in note for note in notes)
 
 
 def test_tiktokens_file_is_refused() -> None:
@@ -325,6 +394,18 @@ def lower_cased(content: dict[str, Any]) -> None:
     content["normalizer"]["normalizers"].insert(0, {"type": "Lowercase"})
 
 
+def space_in_merge(content: dict[str, Any]) -> None:
+    vocabulary = content["model"]["vocab"]
+    vocabulary |= {"a b": len(vocabulary), "a bc": len(vocabulary) + 1}
+    content["model"]["merges"].append(["a b", "c"])
+
+
+def emptied(content: dict[str, Any]) -> None:
+    content["model"].update(vocab={}, merges=[])
+    content["added_tokens"] = []
+
+
+RUNS_OF_SPACES = {"type": "Replace", "pattern": {"Regex": " {2,}"}}
 REFUSED: dict[str, tuple[Callable[[], str], Callable[[dict[str, Any]], object], str]] = {
     "a merge is missing": (byte_fallback, without_merge, r"has no merge of .* and .*, but llama\.cpp merges any two"),
     "merges of a token apart": (byte_fallback, out_of_order, r"again after merges of other tokens"),
@@ -350,6 +431,53 @@ REFUSED: dict[str, tuple[Callable[[], str], Callable[[dict[str, Any]], object], 
     ),
     "another splitter": (t5_like, lambda content: content.update(pre_tokenizer={"type": "Whitespace"}), "splits by"),
     "no splitter": (t5_like, lambda content: content.update(pre_tokenizer=None), "splits by null"),
+    "byte-level in lower case": (
+        byte_level,
+        lambda content: content.update(normalizer={"type": "Lowercase"}),
+        "expected nothing or NFC: llama.cpp does not normalise",
+    ),
+    "whole words first, split as GPT-2's": (
+        byte_level,
+        lambda content: content["model"].update(ignore_merges=True),
+        "ignore_merges is true, which llama.cpp does for llama-bpe only, not for gpt-2",
+    ),
+    "random merges": (byte_level, lambda content: content["model"].update(dropout=0.5), "model.dropout is 0.5"),
+    "random merges with bytes": (byte_fallback, lambda content: content["model"].update(dropout=0.5), "dropout"),
+    "a mark at the end of words": (
+        byte_level,
+        lambda content: content["model"].update(end_of_word_suffix="</w>"),
+        "model.end_of_word_suffix is '</w>'",
+    ),
+    "a merge with a space inside": (byte_level, space_in_merge, "has a space in 'a b' or 'c'"),
+    "a merge into no token": (
+        byte_level,
+        lambda content: content["model"]["merges"].append(["z", "9"]),
+        r"model.merges\[\d+\] makes 'z9', which is no token",
+    ),
+    "no tokens": (byte_level, emptied, "model.vocab is empty"),
+    "a token of a million characters": (
+        byte_fallback,
+        lambda content: content["model"]["vocab"].update({"xy" * 500_000: len(content["model"]["vocab"])}),
+        "is longer than 1024 characters",
+    ),
+    "several spaces become something else": (
+        t5_like,
+        lambda content: content.update(normalizer={**RUNS_OF_SPACES, "content": "x"}),
+        "normalises by",
+    ),
+    "two maps of characters": (
+        t5_like,
+        lambda content: content.update(normalizer={"type": "Sequence", "normalizers": [content["normalizer"]] * 2}),
+        "normalises by",
+    ),
+    "special tokens only": (
+        t5_like,
+        lambda content: (
+            content["model"].update(vocab=content["model"]["vocab"][:3]),
+            content.update(added_tokens=content["added_tokens"][:3]),
+        ),
+        "model.vocab has only special tokens",
+    ),
     "a score beyond float32": (
         t5_like,
         lambda content: content["model"]["vocab"].__setitem__(9, ["x", -1e300]),
@@ -375,6 +503,9 @@ def test_what_llama_cpp_would_split_otherwise_is_refused(name: str) -> None:
         base64.b64encode(b"\xff\xff\xff\xff" + bytes(12)).decode(),
         base64.b64encode(b"\x03\0\0\0" + bytes(12)).decode(),
         base64.b64encode(charsmap({"a": "b"})[:-1]).decode(),
+        base64.b64encode(pack("<I", 1024) + b"\xff" * 1024 + b"a\0").decode(),  # units that point outside
+        base64.b64encode(charsmap({"a": "b", "c": "defg"})[:-5]).decode(),  # a text that is not there
+        base64.b64encode(pack("<I", 4) + bytes(6)).decode(),  # a trie of one unit, where 256 belong
     ],
 )
 def test_a_damaged_map_of_characters_is_refused(value: Any) -> None:

@@ -22,6 +22,15 @@ TRAINER, MODEL_TYPE, AS_SUFFIX, BYTE_FALLBACK = 2, 3, 24, 35
 """Field numbers: the settings of the training, and of these the algorithm, where a word's space goes, and bytes."""
 NORMALIZER, CHARSMAP, DUMMY_PREFIX, EXTRA_SPACES = 3, 2, 3, 4
 """Field numbers: the normaliser, and of it the map of characters and what becomes of spaces."""
+SETTINGS = frozenset(
+    {
+        (TRAINER, MODEL_TYPE),
+        (TRAINER, AS_SUFFIX),
+        (TRAINER, BYTE_FALLBACK),
+        (NORMALIZER, DUMMY_PREFIX),
+        (NORMALIZER, EXTRA_SPACES),
+    }
+)
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 FIXED = {FIXED64: 8, FIXED32: 4}
 SCORE_FORMAT = Struct("<f")
@@ -60,9 +69,13 @@ class SentencePieceModel(NamedTuple):
     remove_extra_whitespaces: bool = True
 
 
-def read_model(data: bytes, name: str) -> SentencePieceModel:
-    """The pieces of a model, and how it splits and normalises; raises `FormatError` if `data` is not such a model."""
-    pieces = read_pieces(data, name)
+def read_model(data: bytes, name: str, *, most: int | None = None) -> SentencePieceModel:
+    """The pieces of a model, and how it splits and normalises.
+
+    Raises:
+        FormatError: `data` is not such a model, or has more than `most` pieces.
+    """
+    pieces = read_pieces(data, name, most=most)
     numbers: dict[tuple[int, int], int] = {}
     charsmap = b""
     for number, wire, start, stop in _fields(data, 0, len(data), name):
@@ -71,7 +84,7 @@ def read_model(data: bytes, name: str) -> SentencePieceModel:
         if wire != BYTES:
             raise _malformed(name, start, f"settings of wire type {wire}, expected {BYTES}")
         for inner, kind, begin, end in _fields(data, start, stop, name):
-            if kind == VARINT:
+            if kind == VARINT and (number, inner) in SETTINGS:
                 numbers[number, inner], _ = _varint(data, begin, end, name)
             elif (number, inner, kind) == (NORMALIZER, CHARSMAP, BYTES):
                 charsmap = data[begin:end]
@@ -86,8 +99,10 @@ def read_model(data: bytes, name: str) -> SentencePieceModel:
     )
 
 
-def read_pieces(data: bytes, name: str) -> list[Piece]:
+def read_pieces(data: bytes, name: str, *, most: int | None = None) -> list[Piece]:
     """The pieces of a model in the order of their ids; raises `FormatError` if `data` is not a SentencePiece model.
+
+    More than `most` pieces are such an error, too.
 
     A byte that is not UTF-8 is shown as U+FFFD.
 
@@ -102,6 +117,13 @@ def read_pieces(data: bytes, name: str) -> list[Piece]:
         if wire != BYTES:
             raise _malformed(name, start, f"a piece of wire type {wire}, expected {BYTES}")
         pieces.append(_piece(data, start, stop, name))
+        if most is not None and len(pieces) > most:
+            break
+    if most is not None and len(pieces) > most:
+        raise FormatError(
+            f"{name}: more than {most} pieces, expected at most a piece for each of the table's rows",
+            help="fetch the tokenizer of this model",
+        )
     if not pieces:
         raise FormatError(f"{name}: no pieces, expected a SentencePiece model", help="fetch the file again")
     return pieces

@@ -53,9 +53,13 @@ def numbers(values: Sequence[int]) -> bytes:
 
 
 def reals(values: Sequence[float]) -> bytes:
-    """An array of float32. Raises `UsageError` if one is too large."""
-    if not all(abs(value) < LARGEST for value in values):
-        raise UsageError("the tokenizer has a score that float32 cannot hold", help="mend tokenizer.json")
+    """The scores of tokens, an array of float32. Raises `UsageError` if one is too large, or NaN."""
+    for token, value in enumerate(values):
+        if not abs(value) < LARGEST:
+            raise UsageError(
+                f"the token {token} has the score {shown(value)}, which float32 cannot hold as a finite number",
+                help="give it a finite score in the tokenizer's file, or fetch the file again",
+            )
     return pack("<IIQ", ARRAY, FLOAT32, len(values)) + pack(f"<{len(values)}f", *values)
 
 

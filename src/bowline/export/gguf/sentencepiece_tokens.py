@@ -29,6 +29,8 @@ from bowline.export.gguf.token_types import (
 __all__ = ["LEADING_SPACE", "SPACE", "merged_pieces_keys", "word_start"]
 
 SPACE = "▁"
+MOST_CHARACTERS = 1024
+"""The longest token of a BPE with byte fallback: each of its cuts is looked up."""
 LEADING_SPACE = (
     "llama.cpp puts a space before every text, tokenizer.json only before a text that does not begin with one: such a "
     "text gets one space more"
@@ -48,9 +50,15 @@ def merged_pieces_keys(tokenizer: StoredTokenizer, rows: int) -> TokenizerKeys:
             "character that needs one",
             help=CONVERTER,
         )
-    if tokenizer.model.get("ignore_merges") is True or tokenizer.prefix or tokenizer.suffix:
+    if (
+        tokenizer.model.get("ignore_merges") is True
+        or tokenizer.prefix
+        or tokenizer.suffix
+        or tokenizer.model.get("dropout")
+    ):
         raise UsageError(
-            "tokenizer.json: model has ignore_merges or marks for parts of words, which llama.cpp does not know",
+            "tokenizer.json: model has ignore_merges, dropout or marks for parts of words, which llama.cpp does not "
+            "know",
             help=CONVERTER,
         )
     types = dict(_types(tokenizer))
@@ -87,10 +95,17 @@ def _scores(tokenizer: StoredTokenizer, types: dict[int, TokenType]) -> dict[int
         UsageError: no scores split text as these merges do.
     """
     normal = {tokenizer.texts[token] for token, kind in types.items() if kind is TokenType.NORMAL}
+    longest = max(normal, key=len, default="")
+    if len(longest) > MOST_CHARACTERS:
+        raise UsageError(
+            f"tokenizer.json: the token {shown(longest)} is longer than {MOST_CHARACTERS} characters",
+            help="remove it: no text of ordinary length contains it",
+        )
     first: dict[str, int] = {}
     grown = _grown_runs(tokenizer, normal)
     latest: dict[str, int] = {}
     newest: dict[str, str] = {}  # what was made last, by the character that it repeats, if it does
+    before = ""  # what was made last of all
     for rank, (left, right) in enumerate(tokenizer.merges):
         made = left + right
         if made not in normal:
@@ -98,7 +113,7 @@ def _scores(tokenizer: StoredTokenizer, types: dict[int, TokenType]) -> dict[int
         run = _repeated(made)
         group = run if run in grown else made
         # Runs of different characters, such as tabs and newlines, share no neighbours: their order does not matter.
-        rivals = {newest.get(one, group) for one in ((run, "") if run else newest)} - {group}
+        rivals = {newest.get(run, group), newest.get("", group)} - {group} if run else {before or group} - {group}
         if group in latest and any(latest[rival] > latest[group] for rival in rivals):
             raise UsageError(
                 f"tokenizer.json: model.merges[{rank}] makes {shown(made)} again after merges of other tokens, but "
@@ -106,10 +121,11 @@ def _scores(tokenizer: StoredTokenizer, types: dict[int, TokenType]) -> dict[int
                 help=CONVERTER,
             )
         first.setdefault(made, rank)
-        latest[group], newest[run] = rank, group
+        latest[group], newest[run], before = rank, group, group
     known_pairs = set(tokenizer.merges)
+    lengths = {1, *map(len, normal)}
     for made in normal:
-        for cut in range(1, len(made)):
+        for cut in sorted(length for length in lengths if 0 < length < len(made) and len(made) - length in lengths):
             left, right = made[:cut], made[cut:]
             if _is_symbol(left, normal) and _is_symbol(right, normal) and (left, right) not in known_pairs:
                 raise UsageError(
@@ -138,9 +154,11 @@ def _grown_runs(tokenizer: StoredTokenizer, normal: set[str]) -> set[str]:
             lengths.setdefault(token[0], set()).add(len(token))
     found = set()
     for letter, known in lengths.items():
+        if len(known) != max(known) - 1:  # a length between two and the longest is missing
+            continue
         last = ranks.get((letter, letter))
         steps = [ranks.get((letter * (length - 1), letter)) for length in range(3, max(known) + 1)]
-        if last is not None and len(known) == len(steps) + 1 and all(one is not None and one < last for one in steps):
+        if last is not None and all(one is not None and one < last for one in steps):
             found.add(letter)
     return found
 

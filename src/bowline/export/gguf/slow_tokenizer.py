@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from bowline.checkpoint.formats.sentencepiece_model import SentencePieceModel, is_tiktoken, read_model
@@ -16,10 +17,11 @@ from bowline.checkpoint.formats.strict_json import shown
 from bowline.checkpoint.places.file_set import FileSet
 from bowline.edit.tokenizer.stored_tokenizer import BYTE_PIECES, RESAVE, read_json_object
 from bowline.errors import FormatError, UsageError
+from bowline.export.gguf.character_map import checked_charsmap
 from bowline.export.gguf.key_values import boolean, number, octets, text
 from bowline.export.gguf.sentencepiece_tokens import SPACE
 from bowline.export.gguf.token_types import TokenizerKeys, TokenType, listed_tokens
-from bowline.export.gguf.unigram_tokens import ADDED_SCORE, BYTES_UNKNOWN, checked_charsmap
+from bowline.export.gguf.unigram_tokens import ADDED_SCORE, BYTES_UNKNOWN
 
 __all__ = ["SlowTokenizer", "slow_tokenizer"]
 
@@ -30,7 +32,7 @@ SENTINELS = 100
 """The number of T5's sentinels where no file says it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SlowTokenizer:
     """The tokens of SentencePiece's model and of the files beside it."""
 
@@ -40,7 +42,7 @@ class SlowTokenizer:
     added: Mapping[int, bool]
     """The ids that the files beside it name, and whether each is special."""
 
-    @property
+    @cached_property
     def ids(self) -> dict[str, int]:
         """The id of each token."""
         return {found: token for token, found in self.texts.items()}
@@ -98,6 +100,11 @@ class SlowTokenizer:
         model = self.model
         if model.space_as_suffix:
             raise UsageError(f"{self.file}: spaces belong to the word before them, expected after", help=RESAVE)
+        unknown = sum(piece.type == TokenType.UNKNOWN for piece in model.pieces)
+        if unigram and unknown != 1:
+            raise FormatError(
+                f"{self.file}: {unknown} pieces are for unknown text, expected 1", help="fetch the file again"
+            )
         if unigram:
             return
         if model.charsmap or model.remove_extra_whitespaces:
@@ -128,7 +135,7 @@ def slow_tokenizer(files: FileSet, rows: int) -> SlowTokenizer | None:
     data = files.read(name)
     if is_tiktoken(data):
         raise UsageError(f"{name} is a list of tokens by tiktoken, expected SentencePiece's model", help=RESAVE)
-    model = read_model(data, name)
+    model = read_model(data, name, most=rows)
     if model.algorithm not in (UNIGRAM, BPE):
         raise UsageError(f"{name}: algorithm {model.algorithm}, expected 1 (Unigram) or 2 (BPE)", help=RESAVE)
     texts = {token: piece.text for token, piece in enumerate(model.pieces)}
@@ -136,6 +143,10 @@ def slow_tokenizer(files: FileSet, rows: int) -> SlowTokenizer | None:
     for place, token, found, special in list(_added(files, model, rows)):
         if not 0 <= token < 1 << 24:
             raise FormatError(f"{place}: {shown(found)} has the id {token}", help="mend the file")
+        if added.get(token) is not None and texts[token] != found:
+            raise FormatError(
+                f"{place}: {shown(found)} has the id {token}, as {shown(texts[token])} has", help="give one another id"
+            )
         texts[token], added[token] = found, special
     seen: set[str] = set()
     for found in texts.values():

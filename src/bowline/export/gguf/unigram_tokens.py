@@ -11,6 +11,7 @@ from bowline.checkpoint.formats.strict_json import shown
 from bowline.edit.tokenizer import StoredTokenizer
 from bowline.edit.tokenizer.stored_tokenizer import BYTE_PIECES
 from bowline.errors import FormatError, UsageError
+from bowline.export.gguf.character_map import REPAIR, checked_charsmap
 from bowline.export.gguf.gguf_architecture import CONVERTER
 from bowline.export.gguf.key_values import boolean, number, octets, text
 from bowline.export.gguf.sentencepiece_tokens import LEADING_SPACE, SPACE, word_start
@@ -23,11 +24,10 @@ from bowline.export.gguf.token_types import (
     listed_tokens,
 )
 
-__all__ = ["ADDED_SCORE", "BYTES_UNKNOWN", "checked_charsmap", "unigram_keys"]
+__all__ = ["ADDED_SCORE", "BYTES_UNKNOWN", "unigram_keys"]
 
 ADDED_SCORE = -1000.0
 """The score of an added token, as llama.cpp's converter writes it; it finds such tokens in the text itself."""
-REPAIR = "load the tokenizer with transformers.AutoTokenizer and save it with save_pretrained"
 BYTES_UNKNOWN = (
     "a character without a piece becomes one unknown token in llama.cpp; the tokenizer spells it in byte pieces"
 )
@@ -51,7 +51,9 @@ def unigram_keys(tokenizer: StoredTokenizer, rows: int) -> TokenizerKeys:
     types = dict(_types(tokenizer, unknown))
     pieces = {token: float(score) for token, (_, score) in enumerate(model["vocab"])}
     normal = [score for token, score in pieces.items() if types.get(token) is TokenType.NORMAL]
-    if not normal or min(normal) != min(pieces.values()):
+    if not normal:
+        raise UsageError("tokenizer.json: model.vocab has only special tokens, expected pieces", help=REPAIR)
+    if min(normal) != min(pieces.values()):
         raise UsageError(
             "tokenizer.json: the lowest score is that of a special token, but llama.cpp takes the score of unknown "
             "characters from the lowest of the others",
@@ -95,9 +97,9 @@ def _normalisation(
     """
     charsmap, merges_spaces, strips = b"", False, False
     for step in _steps(tokenizer.content.get("normalizer"), "normalizers"):
-        if is_part(step, "Precompiled"):
+        if is_part(step, "Precompiled") and not charsmap:
             charsmap = _decoded(step.get("precompiled_charsmap"))
-        elif is_part(step, "Replace") and step.get("pattern") == {"Regex": " {2,}"}:
+        elif is_part(step, "Replace") and _merges_spaces(step):
             merges_spaces = True
         elif is_part(step, "Strip"):
             strips = True
@@ -125,6 +127,10 @@ def _normalisation(
     return charsmap, merges_spaces, prefixed, tuple(notes)
 
 
+def _merges_spaces(step: dict[str, Any]) -> bool:
+    return step.get("pattern") == {"Regex": " {2,}"} and step.get("content") in (" ", SPACE)
+
+
 def _steps(part: Any, key: str) -> list[Any]:
     steps = part.get(key) if is_part(part, "Sequence") else [part]
     return [step for step in steps if step is not None] if isinstance(steps, list) else [part]
@@ -148,20 +154,3 @@ def _decoded(value: Any) -> bytes:
     except (TypeError, ValueError, binascii.Error):
         raise FormatError(f"{place}: {shown(value)}, expected base64", help=REPAIR) from None
     return checked_charsmap(data, place)
-
-
-def checked_charsmap(data: bytes, place: str) -> bytes:
-    """The map of characters, if llama.cpp can read it: the length of a trie, the trie, and texts that end in zero.
-
-    Raises:
-        FormatError: it is malformed.
-    """
-    if not data:
-        return data
-    length = int.from_bytes(data[:4], "little")
-    if len(data) < 5 or length % 4 or 4 + length >= len(data) or data[-1] != 0:
-        raise FormatError(
-            f"{place}: {len(data)} bytes, expected 4 for a length, a trie of that length and texts that end in zero",
-            help=REPAIR,
-        )
-    return data
