@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -19,11 +20,11 @@ from bowline.checkpoint import open_checkpoint
 from bowline.checkpoint.formats.safetensors_header import read_header
 from bowline.checkpoint.places.byte_source import LocalFile
 from bowline.cli import app
-from bowline.errors import BowlineError
+from bowline.errors import BowlineError, TieError
 from bowline.export.gguf import export_gguf
 from bowline.export.hub_layout import export_layout
 from bowline.nn import load_checkpoint
-from tests.export.gguf_models import MODELS, made
+from tests.export.gguf_models import MODELS, ROWS, made
 
 pytestmark = pytest.mark.usefixtures("quiet_transformers")
 
@@ -129,6 +130,20 @@ def test_a_head_beside_the_table_is_refused(to: str, tmp_path: Path) -> None:
     tensors = load_file(file)
     save_file({**tensors, "lm_head.weight": torch.ones(3, 3)}, file, {"format": "pt"})
     with pytest.raises(BowlineError, match=r"lm_head\.weight is stored beside a quantised table"):
+        bowline.export(tmp_path / "codes", tmp_path / "out.gguf", to=to)  # type: ignore[call-overload]
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize(("dtype", "codes"), [("int8", "_weight_qdata"), ("int4", "table.values")])
+@pytest.mark.parametrize("to", ["gguf", "hf"])
+def test_floats_beside_the_table_are_refused(to: str, dtype: str, codes: str, tmp_path: Path) -> None:
+    quantised("Llama, tied", tmp_path, dtype)
+    file = tmp_path / "codes" / "model.safetensors"
+    with safe_open(file, "pt") as opened:
+        said = opened.metadata()
+    tensors = load_file(file)
+    save_file({**tensors, "model.embed_tokens.weight": torch.ones(ROWS, 64)}, file, said)
+    with pytest.raises(TieError, match=rf"model\.embed_tokens\.weight is stored beside its .* \(.*{codes}\)"):
         bowline.export(tmp_path / "codes", tmp_path / "out.gguf", to=to)  # type: ignore[call-overload]
     assert not (tmp_path / "out.gguf").exists()
 

@@ -15,7 +15,7 @@ from bowline.checkpoint.formats.dtypes import encode
 from bowline.checkpoint.formats.quantised import QuantisedWeight, recognise
 from bowline.edit.content import Bits, Content
 from bowline.edit.draft import Draft, header_metadata
-from bowline.errors import FormatError
+from bowline.errors import FormatError, TieError
 from bowline.wording import byte_count
 
 __all__ = ["is_own_table", "with_float_tables"]
@@ -48,6 +48,7 @@ def with_float_tables(draft: Draft) -> Draft:
 
     Raises:
         FormatError: the config names a table that is not there, or is damaged.
+        TieError: a float matrix is stored beside the table.
     """
     if not is_own_table(draft.config):
         return draft
@@ -60,6 +61,11 @@ def with_float_tables(draft: Draft) -> Draft:
     edited = draft
     for codes, end in found:
         name, home = codes.removesuffix(end) + ".weight", draft.homes[codes]
+        if name in draft.tensors:
+            raise TieError(
+                f"{name} is stored beside its quantised table ({codes})",
+                help="remove one of them; `bowline audit` says which of them the loaders use",
+            )
         said = header_metadata(draft.source, home)
         table = recognise(name, draft.source.tensors, draft.config, said, draft.source.stored_bytes)
         if table is None or table.problem is not None or table.shape is None or "scales" not in table.parts:
