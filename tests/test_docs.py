@@ -265,3 +265,11 @@ def test_the_first_verdict_is_that_of_the_commands_on_the_pages() -> None:
         install, *rest = shown_commands(page)
         assert install == "pip install ."
         assert [command.split()[:2] for command in rest] == [["bowline", "demo"], ["bowline", "audit"]]
+
+
+def test_every_picture_of_a_page_is_small_and_shown() -> None:
+    pictures = sorted((ROOT / "docs" / "images").glob("*.png"))
+    shown = set(re.findall(r"images/([\w-]+\.png)", text(ROOT / "docs" / "notes" / "pages.md")))
+    assert {picture.name for picture in pictures} == shown
+    sizes = [picture.stat().st_size for picture in pictures]
+    assert max(sizes) < 150_000 and sum(sizes) < 1_000_000
