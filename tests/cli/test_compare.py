@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from typer.testing import CliRunner, Result
 
 from bowline.cli import app
@@ -19,6 +20,7 @@ from tests.cli.test_audit_html import adapter
 from tests.page.parsed import parsed
 
 RUNNER = CliRunner()
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "compare.schema.json").read_text())
 
 
 def compare(*arguments: str | Path) -> Result:
@@ -113,6 +115,25 @@ def test_a_directory_of_several_gguf_files_names_them(tmp_path: Path, before: Pa
         (tmp_path / "odd" / name).write_bytes(gguf_file({EMBEDDING: table(128, 64)}, vocabulary(128)))
     error = refused(before, tmp_path / "odd")
     assert "one.gguf" in str(error) and "two.gguf" in str(error)
+
+
+@pytest.mark.parametrize("sides", ["one", "both"])
+def test_a_quantised_table_is_not_compared_and_its_rows_are_not_gone(sides: str, tmp_path: Path, file: Path) -> None:
+    values = table(64, 32)
+    plain = write(tmp_path / "plain", {"model.embed_tokens.weight": values}, {**LLAMA, "tie_word_embeddings": True})
+    quantised = tmp_path / "quantised"
+    made = RUNNER.invoke(app, ["quantize", str(plain), str(quantised), "--dtype", "int8"])
+    assert made.exit_code == 0, made.output
+    result = compare(plain if sides == "one" else quantised, quantised, "--html", file)
+    assert result.exit_code == 1 and "only before" not in result.stdout and "64 paired by id" in result.stdout
+    said = "model.embed_tokens.weight is stored as torchao int8, a scale per row, and only floating-point tables"
+    assert f"embedding and head: after, {said} are compared" in result.stdout
+    assert result.stdout.endswith("Not all rows were compared.\n")
+    page = parsed(file.read_text())
+    assert page.one("h1").text == "No row was compared" and said in page.one("main").text
+    found = json.loads(compare(plain, quantised, "--output-format", "json").stdout)
+    Draft202012Validator(SCHEMA).validate(found)
+    assert len(found["quantised"]) == 1 and found["only_before"] == []
 
 
 # --- output ---------------------------------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bowline.auditing.audit_report import AuditReport, findings_of, select_rules
-from bowline.auditing.base_comparison import TableComparison, compare_with_base, stored_ends
+from bowline.auditing.base_comparison import EMBEDDING, HEAD, TableComparison, compare_with_base, stored_ends
 from bowline.auditing.checkpoint_table import CheckpointTable
 from bowline.auditing.evidence import Evidence
 from bowline.auditing.evidence_gathering import gather
@@ -23,6 +23,11 @@ from bowline.checkpoint.checkpoint import Checkpoint
 from bowline.checkpoint.formats.stored_tensor import StoredTensor
 from bowline.geometry import RowChanges, row_changes
 from bowline.markup import Tone, html_report
+from bowline.tie import TieState
+from bowline.wording import joined
+
+if TYPE_CHECKING:  # the layouts are loaded when a tensor stands beside a weight
+    from bowline.checkpoint.formats.quantised import QuantisedWeight
 
 __all__ = ["COMPARISON_VERSION", "ComparisonReport", "EndComparison", "RowPairs", "compare", "compare_open"]
 
@@ -107,18 +112,22 @@ class EndComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ComparisonReport:
-    """Two checkpoints: the audit of each, which rows belong together, and how far each row of each end moved."""
+    """Two checkpoints: the audit of each, which rows belong together, and how far each row of each end moved.
+
+    `quantised` says in a sentence each which ends were not compared because they are stored as codes.
+    """
 
     before: AuditReport
     after: AuditReport
     pairs: RowPairs
     ends: tuple[EndComparison, ...]
+    quantised: tuple[str, ...]
 
     @property
     def equal(self) -> bool:
         """Whether every row of both vocabularies has an equal partner in each end, and both ends are stored alike."""
         compared = all(end.changes is not None for end in self.ends)
-        return bool(self.ends) and compared and not self.different
+        return bool(self.ends) and compared and not self.quantised and not self.different
 
     @property
     def different(self) -> bool:
@@ -148,6 +157,7 @@ class ComparisonReport:
             "only_after": self.pairs.only_after.tolist(),
             "renamed": self.pairs.renamed.tolist(),
             "ends": [end.as_dict(tokens) for end in self.ends],
+            "quantised": list(self.quantised),
         }
 
     def _repr_html_(self) -> str:
@@ -200,7 +210,14 @@ def compare_open(before: Checkpoint, after: Checkpoint, *, progress: Progress | 
     first, second = (
         stored_ends(one, evidence.declaration) for one, evidence in zip((before, after), evidences, strict=True)
     )
-    lengths = [max((_length(one) for one in ends.values()), default=0) for ends in (first, second)]
+    codes = [_quantised(evidence, ends) for evidence, ends in zip(evidences, (first, second), strict=True)]
+    lengths = [
+        max(
+            [*map(_length, ends.values()), *(weight.shape[0] for weight in quantised.values() if weight.shape)],
+            default=0,
+        )
+        for ends, quantised in zip((first, second), codes, strict=True)
+    ]
     pairs = _pairs(evidences[0], evidences[1], lengths[0], lengths[1])
     tables: dict[tuple[StoredTensor, StoredTensor], list[str]] = {}
     for end, tensor in first.items():
@@ -211,7 +228,25 @@ def compare_open(before: Checkpoint, after: Checkpoint, *, progress: Progress | 
         _compare(before, after, tuple(names), *both, pairs, patterns.get(both[1].name, ""))
         for both, names in tables.items()
     )
-    return ComparisonReport(before=reports[0], after=reports[1], pairs=pairs, ends=ends)
+    quantised = tuple(
+        f"{joined(tuple(found))}: {label}, {weight.name} is stored as {weight.layout}, and only floating-point tables "
+        "are compared"
+        for label, found in zip(("before", "after"), codes, strict=True)
+        for weight in list(found.values())[:1]
+    )
+    return ComparisonReport(before=reports[0], after=reports[1], pairs=pairs, ends=ends, quantised=quantised)
+
+
+def _quantised(evidence: Evidence, stored: Mapping[str, StoredTensor]) -> dict[str, QuantisedWeight]:
+    """The ends that are stored as codes."""
+    tie = evidence.main_tie
+    if tie is None or tie.quantised is None:
+        return {}
+    source, target = tie.quantised.source, tie.quantised.target
+    if tie.state is TieState.SHARED:
+        source, target = source or target, target or source
+    ends = {EMBEDDING: source, HEAD: target}
+    return {end: weight for end, weight in ends.items() if weight is not None and end not in stored}
 
 
 def _compare(

@@ -77,7 +77,7 @@ def comparison_page(
 
 def _verdict(report: ComparisonReport, day: str) -> Html:
     said = "All rows of both are equal" if report.equal else _difference(report)
-    parts = [f"{joined(end.ends)}: {change_summary(end)}" for end in report.ends]
+    parts = [*(f"{joined(end.ends)}: {change_summary(end)}" for end in report.ends), *report.quantised]
     places = [element("code", shortened(one.evidence.location)) for one in (report.before, report.after)]
     return element(
         "section",
@@ -94,7 +94,8 @@ def _difference(report: ComparisonReport) -> str:
     """What differs, in one sentence: the end in which most rows moved, and the rows that came and went."""
     most = max((end.moved.size for end in report.ends), default=0)
     compared = [name for end in report.ends if end.changes is not None for name in end.ends]
-    where = "" if all(end.changes is not None for end in report.ends) else f" in the {joined(compared)}"
+    every = all(end.changes is not None for end in report.ends) and not report.quantised
+    where = "" if every else f" in the {joined(compared)}"
     unmoved = f"No row moved{where}" if compared else "No row was compared"
     said = [f"{most:,} of {report.pairs.before.size:,} rows moved" if most else unmoved]
     for ids, what in ((report.pairs.only_before, "gone"), (report.pairs.only_after, "new")):
@@ -137,7 +138,8 @@ def _sentence(words: str) -> str:
 def _rows(report: ComparisonReport, before: Checkpoint, after: Checkpoint, progress: Progress) -> tuple[Child, Child]:
     ends = [end for end in report.ends if end.changes is not None]
     if not ends:
-        reasons = [f"{joined(end.ends)}: {end.reason}" for end in report.ends] or ["no end is stored in both"]
+        reasons = [*(f"{joined(end.ends)}: {end.reason}" for end in report.ends), *report.quantised]
+        reasons = reasons or ["no end is stored in both"]
         return None, element("p", f"No rows were compared: {'; '.join(reasons)}.")
     both = _Both(report)
     moved = ends[0].pairs.before[ends[0].moved[:MOST_LOOKED_AT]]

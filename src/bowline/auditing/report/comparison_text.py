@@ -61,7 +61,8 @@ def _lines(report: ComparisonReport) -> Iterator[str]:
         names = end.before.name if end.before.name == end.after.name else f"{end.before.name} and {end.after.name}"
         yield f"{joined(end.ends)} ({names}): {change_summary(end)}"
         yield from _rows(end, tokens)
-    if not report.ends:
+    yield from report.quantised
+    if not report.ends and not report.quantised:
         yield "no end is stored in both, so no rows were compared"
     yield "Equal." if report.equal else "Different." if report.different else "Not all rows were compared."
 
