@@ -83,6 +83,10 @@ MODELS: Mapping[str, Callable[[], Any]] = {
     "Llama, tied": lambda: _llama(tie_word_embeddings=True),
     "Llama, untied": lambda: _llama(tie_word_embeddings=False),
     "Llama 3's frequencies": lambda: _llama(tie_word_embeddings=True, rope_parameters=LLAMA_3),
+    "Llama with biases, tied": lambda: _llama(tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+    "Llama with scaled rotations, tied": lambda: _llama(
+        tie_word_embeddings=True, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
+    ),
     "Mistral, untied": lambda: transformers.MistralForCausalLM(
         transformers.MistralConfig(**SIZES, tie_word_embeddings=False, sliding_window=None)
     ),
@@ -102,6 +106,14 @@ MODELS: Mapping[str, Callable[[], Any]] = {
     "Gemma 3, untied": lambda: _gemma("3", tie_word_embeddings=False),
     "Gemma 3, other layers with a window": lambda: _gemma(
         "3", layer_types=["full_attention", "sliding_attention", "full_attention"], final_logit_softcapping=5.0
+    ),
+    "Gemma 3, scaled rotations": lambda: _gemma(
+        "3",
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
     ),
     "T5, tied and scaled": _t5,
     "T5, tied": lambda: _t5(tie_word_embeddings=False, feed_forward_proj="gated-gelu", num_decoder_layers=1),
