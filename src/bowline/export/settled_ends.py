@@ -1,4 +1,4 @@
-"""What a checkpoint's directory holds at its two ends, before it is written for another loader."""
+"""Reads a checkpoint's two ends in floats, and whether they are one matrix, before an export."""
 
 from __future__ import annotations
 

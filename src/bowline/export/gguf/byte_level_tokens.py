@@ -1,4 +1,4 @@
-"""Byte-level BPE as llama.cpp reads it: the merges, and the name of what cuts a text into words."""
+"""Byte-level BPE as llama.cpp reads it: the merges, and a name for the way in which text is split into words."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _notes(tokenizer: StoredTokenizer, split: str) -> Iterator[str]:
 
 
 def _split(tokenizer: StoredTokenizer) -> str:
-    """llama.cpp's name for what cuts a text into words before the merges."""
+    """llama.cpp's name for the way in which text is split into words before the merges."""
     content = tokenizer.content.get("pre_tokenizer")
     parts = content.get("pretokenizers") if is_part(content, "Sequence") else [content]
     parts = parts if isinstance(parts, list) else []

@@ -24,7 +24,7 @@ __all__ = ["GEMMA", "GEMMA2", "GEMMA3"]
 GLOBAL_BASE, LOCAL_BASE = 1_000_000.0, 10_000.0
 """Gemma 3's bases of rotary embeddings, of layers that see everything and of layers with a window."""
 KINDS = ("sliding_attention", "full_attention")
-BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """The number of layers by which llama.cpp knows the 27B model, whose queries it scales by another size."""
 
 
@@ -94,7 +94,7 @@ def _check(config: Config) -> None:
 
 def _check_query_scale(config: Config, name: str) -> None:
     """Refuse a scale of queries that llama.cpp does not compute with; it reads no key for it."""
-    if size_in(config, "num_hidden_layers") == BY_WIDTH[name]:
+    if size_in(config, "num_hidden_layers") == LAYERS_OF_27B[name]:
         known = size_in(config, "hidden_size") // size_in(config, "num_attention_heads")
     else:
         known = _head_size(config)

@@ -1,4 +1,4 @@
-"""How llama.cpp names and lays out the tensors of a class, and which of its sizes it has to know.
+"""Describes a class to llama.cpp: the names, layout and shapes of its tensors, and its keys.
 
 Read off llama.cpp's converter and its loader; the test of real models holds both against what is written here.
 """

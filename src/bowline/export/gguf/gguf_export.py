@@ -45,9 +45,9 @@ def export_gguf(
 ) -> EditReport:
     """Write a checkpoint as one GGUF file; a tied model without `output.weight`.
 
-    Matrices keep their dtype (float32, float16 or bfloat16), vectors become float32. The table of `bowline quantize` is
-    written as a float matrix. The result is read again,
-    compared with the source row for row, and audited before it gets its name.
+    Matrices keep their dtype (float32, float16 or bfloat16); vectors become float32, as do tables of positions, which
+    llama.cpp reads in float32 only. The table of `bowline quantize` is written as a float matrix. The result is read
+    again, compared with the source row for row, and audited before it gets its name.
 
     Arguments:
         source: a checkpoint's directory with `config.json` and `tokenizer.json`.
@@ -55,7 +55,8 @@ def export_gguf(
         progress: receives the bytes written and compared.
 
     Raises:
-        UsageError: the class, its tokenizer or a setting is not known here, or the file's name has another end.
+        UsageError: the class, its tokenizer or a setting is not known here, the tensors do not fit the config, or the
+            file's name has another end.
         TieError: it is not known whether the two ends are one matrix, or a dtype has no place in GGUF.
         CheckpointError: the source cannot be read, or the result cannot be written. Nothing is left then.
 

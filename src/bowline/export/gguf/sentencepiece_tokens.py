@@ -2,7 +2,7 @@
 
 llama.cpp merges the neighbours whose joined text is the token with the highest score, the leftmost first. A list of
 merges by rank, as `tokenizer.json` has it, does the same if each token's merges stand together in the list, and if
-every two neighbours that spell a token are a merge. Both are checked. One case is left: where two merges of one token
+every two neighbours that spell a token are a merge. Both are checked. Known limitation: where two merges of one token
 overlap, as `a + aa` and `aa + a` do, llama.cpp takes the left one, as SentencePiece does, and not that of lower rank.
 """
 

@@ -1,4 +1,4 @@
-"""A tokenizer of which only SentencePiece's model is there (`spiece.model`, `tokenizer.model`), as llama.cpp reads it.
+"""Writes the tokenizer of a directory with SentencePiece's model (`spiece.model`, ...) and no `tokenizer.json`.
 
 llama.cpp's tokenizers follow SentencePiece, so pieces, scores and types are written as they stand. The files beside the
 model add tokens to it.

@@ -1,4 +1,4 @@
-"""What every kind of tokenizer needs in a GGUF file: the tokens by id, and llama.cpp's type of each."""
+"""The keys that every kind of tokenizer has in a GGUF file: the tokens by id, and llama.cpp's type of each."""
 
 from __future__ import annotations
 
