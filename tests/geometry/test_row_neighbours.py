@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -74,3 +76,15 @@ def test_opposite_rows_are_still_found() -> None:
 def test_no_rows_are_asked_for() -> None:
     with pytest.raises(UsageError, match="count: expected 1 or more, got 0"):
         closest_rows(np.eye(3), count=0)
+
+
+def test_rows_that_are_all_equal_take_no_more_memory_than_others() -> None:
+    peaks = []
+    for table in (np.random.default_rng(3).normal(size=(5000, 4)).astype(np.float32), np.ones((5000, 4), np.float32)):
+        tracemalloc.start()
+        ids, cosines = closest_rows(table, count=8)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
+    assert ids[0].tolist() == list(range(1, 9)) and ids[4999].tolist() == list(range(8))
+    np.testing.assert_allclose(cosines, 1.0, atol=1e-6)

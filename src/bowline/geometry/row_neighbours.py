@@ -56,6 +56,7 @@ def _closest(source: TableSource, distinct: Indices, count: int) -> tuple[Indice
     own = RowBlock(0, floats(source.take(distinct))).with_direction()
     numbers, units = distinct[own.places], own.units()
     kept_ids, kept = ids[own.places], best[own.places]
+    opening = 4 * count
     for block in row_blocks(source, max(1, SCORES_AT_ONCE // max(1, numbers.size))):
         rows = block.with_direction()
         if not numbers.size or not rows.places.size:
@@ -63,17 +64,24 @@ def _closest(source: TableSource, distinct: Indices, count: int) -> tuple[Indice
         scores = units @ rows.units().T
         mine, theirs = np.intersect1d(numbers, rows.places, assume_unique=True, return_indices=True)[1:]
         scores[mine, theirs] = OWN
-        _keep_best(kept_ids, kept, scores, rows.places)
+        for part in (slice(0, opening), slice(opening, None)):  # the first rows, alone, give the others a bound
+            _keep_best(kept_ids, kept, scores[:, part], rows.places[part], bounded=not opening)
+        opening = 0
     ids[own.places], best[own.places] = kept_ids, kept
     return ids, np.where(ids >= 0, np.clip(best.astype(np.float64), -1.0, 1.0), np.nan)
 
 
-def _keep_best(ids: Indices, best: Array, scores: Array, places: Indices) -> None:
-    """Merge the scores (queries, rows) of some rows into the best so far. Most scores are below them all, and fall."""
+def _keep_best(ids: Indices, best: Array, scores: Array, places: Indices, *, bounded: bool) -> None:
+    """Merge the scores (queries, rows) of some rows into the best so far. Most scores are below them all, and fall.
+
+    The rows come in ascending order, so a score that only equals the lowest of `count` is not among the best. `bounded`
+    says whether the best so far are those of many rows.
+    """
     count = best.shape[1]
-    lowest = np.maximum(best[:, -1], np.float32(-2.0))  # above a row's own
+    full = best[:, -1] > -2.0  # above a row's own
+    lowest = np.where(full, np.nextafter(best[:, -1], np.float32(np.inf)), np.float32(-2.0))
     width = scores.shape[1] // (4 * count)
-    if width > 1 and (lowest == -2.0).any():  # the first rows: at least `count` scores reach this
+    if width > 1 and not (bounded and full.all()):  # at least `count` scores reach this
         grouped = scores[:, : width * 4 * count].reshape(len(scores), width, 4 * count).max(axis=1)
         lowest = np.maximum(lowest, np.partition(grouped, 3 * count, axis=1)[:, 3 * count])
     at, column = np.nonzero(scores >= lowest[:, None])
