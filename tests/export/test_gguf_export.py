@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,7 @@ def test_a_damaged_config_is_read_or_refused(name: str, data: st.DataObject) -> 
         architecture = architecture_for(config)
         architecture.keys(config)
         architecture.notes(config)
+        assert all(min(shape) > 0 for _, shape in islice(architecture.shapes(config), 60))
         rope_factors(config)
     except BowlineError as error:
         assert error.help

@@ -23,6 +23,7 @@ from bowline.checkpoint.formats.sentencepiece_model import PieceType, read_model
 from bowline.checkpoint.places.local_directory import LocalDirectory
 from bowline.errors import BowlineError, FormatError, UsageError
 from bowline.export.gguf.gguf_tokens import tokenizer_keys
+from bowline.export.gguf.key_values import text as key_text
 from bowline.export.gguf.token_types import TokenizerKeys
 from tests.checkpoint.sentencepiece_files import field, model, number
 from tests.edit.tokenizer.small_tokenizers import (
@@ -359,6 +360,21 @@ def test_compositions_and_conditions_of_a_byte_level_tokenizer_are_noted() -> No
 
     notes = keys_of(edited(byte_level(), change), rows=600).notes
     assert any("composes characters (NFC)" in note for note in notes) and any("'<new>'" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        ("plain", "plain"),
+        ([{"name": [1]}, 3, {"name": "tools", "template": "t"}, {"name": "default", "template": "d"}], "d"),
+        ([{"name": "tools", "template": "t"}], None),
+        ([{"name": "default", "template": 3}], None),
+        (3, None),
+    ],
+)
+def test_of_several_chat_templates_the_default_is_written(template: Any, written: str | None) -> None:
+    keys = keys_of(byte_level(), tokenizer_config=json.dumps({"chat_template": template})).keys
+    assert keys.get("tokenizer.chat_template") == (None if written is None else key_text(written))
 
 
 def test_tiktokens_file_is_refused() -> None:

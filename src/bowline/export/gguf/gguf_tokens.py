@@ -114,6 +114,6 @@ def _template(files: FileSet, settings: Mapping[str, Any]) -> str | None:
             ) from None
     stated = settings.get("chat_template")
     if isinstance(stated, list):  # templates by name
-        named = {one.get("name"): one.get("template") for one in stated if isinstance(one, dict)}
-        stated = named.get("default")
+        defaults = [one for one in stated if isinstance(one, dict) and one.get("name") == "default"]
+        stated = defaults[0].get("template") if defaults else None
     return stated if isinstance(stated, str) else None
