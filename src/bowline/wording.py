@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import PurePath
 
-__all__ = ["byte_count", "joined", "listed", "located", "printable"]
+__all__ = ["byte_count", "joined", "listed", "located", "printable", "shell_word"]
 
 
 def joined(words: Sequence[str]) -> str:
@@ -78,3 +79,13 @@ def byte_count(count: int) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} GB"
+
+
+def shell_word(path: str) -> str:
+    """A path as a shell and a command take it: quoted, and not an option.
+
+    Example:
+        >>> shell_word("a b"), shell_word("-x"), shell_word("models/a")
+        ("'a b'", './-x', 'models/a')
+    """
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import shlex
 from datetime import date
 from pathlib import Path
 
@@ -73,6 +74,20 @@ def test_commands_that_mend_a_finding_can_be_copied(pages: dict[str, tuple[Path,
     assert "bowline audit --fix" in commands
     whole = {command.replace("audit --fix", f"audit {path} --fix") for command in commands}
     assert whole <= set(copied)
+
+
+@pytest.mark.parametrize("name", ["`x`", "-dash", "a b", "it's", "$(id)", '"'])
+def test_a_copied_command_names_one_place_to_a_shell(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    broken(tmp_path / name)
+    page = parsed(page_of(Path(name)))
+    commands = [shlex.split(button.attributes["data-copy"] or "") for button in page.all("button")]
+    assert {command[1] for command in commands} >= {"audit", "tie"}
+    for command in commands:
+        assert command[0] == "bowline" and command[2] in (name, f"./{name}") and not command[2].startswith("-")
+    assert len(commands) >= 3
 
 
 def test_what_was_not_checked_stands_beside_what_was(pages: dict[str, tuple[Path, str, Node]]) -> None:

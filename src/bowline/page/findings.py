@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 
 from bowline.auditing.rules import Finding, Severity
 from bowline.page.elements import Child, Html, element, with_code
-from bowline.wording import joined
+from bowline.wording import joined, shell_word
 
 __all__ = ["findings_list", "findings_summary"]
 
-COMMAND = re.compile(r"`(bowline [^`]+)`")
+COMMAND = re.compile(r"""`(bowline (?:'[^']*'|"[^"]*"|[^`'"])+)`""")
+"""A command in a text; a quoted path in it may hold backticks."""
 FIX = "bowline audit --fix"
 """The command as a finding names it, without the place."""
 TONES = {Severity.ERROR: "bad", Severity.WARNING: "doubtful", Severity.INFO: "neutral"}
@@ -46,7 +46,7 @@ def findings_summary(findings: Sequence[Finding]) -> str:
 
 
 def _finding(finding: Finding, location: str) -> Html:
-    fix = f"bowline audit {shlex.quote(location)} --fix"
+    fix = f"bowline audit {shell_word(location)} --fix"
     said = dict.fromkeys(COMMAND.findall(finding.help))
     commands: list[Child] = [copyable(fix if command == FIX else command) for command in said]
     where = f" in {finding.file}" if finding.file else ""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from bowline.auditing.evidence import Evidence
 from bowline.auditing.loaders import loaders_run
 from bowline.markup import code_span
-from bowline.wording import joined, listed, printable
+from bowline.wording import joined, listed, printable, shell_word
 
 __all__ = ["audit_command", "checked", "not_checked"]
 
@@ -80,8 +79,7 @@ def audit_command(evidence: Evidence) -> str:
 
 
 def _argument(location: str) -> str:
-    shown = _shown(location)
-    return shlex.quote(f"./{shown}" if shown.startswith("-") else shown)
+    return shell_word(_shown(location))
 
 
 def _shown(location: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 
 from bowline.auditing.evidence import Evidence
+from bowline.wording import shell_word
 
 __all__ = ["edit_command"]
 
@@ -17,4 +17,4 @@ def edit_command(evidence: Evidence, verb: str, *options: str) -> str | None:
     """
     if evidence.gguf_file or evidence.graph_file or not os.path.isdir(evidence.location):  # noqa: PTH112 - can raise
         return None
-    return f"`bowline {verb} {shlex.quote(evidence.location)} --in-place{''.join(f' {option}' for option in options)}`"
+    return f"`bowline {verb} {shell_word(evidence.location)} --in-place{''.join(f' {option}' for option in options)}`"
