@@ -125,10 +125,11 @@ def test_tokens_are_named_with_their_rows(tmp_path: Path) -> None:
 
 def test_rows_of_zeros_and_rows_that_are_not_finite(tmp_path: Path) -> None:
     first, second = table(), table()
-    first[1], second[2] = 0, np.nan
+    first[1], second[2], second[3] = 0, np.nan, 0
     before, after = write(tmp_path / "a", {WTE: first}, GPT2), write(tmp_path / "b", {WTE: second}, GPT2)
     text = run(before, after).stdout
     assert "row 1: was zero" in text and "row 2: not finite on one side" in text
+    assert "row 3: 100 % of its norm, is zero\n" in text
 
 
 @pytest.mark.parametrize(
@@ -207,3 +208,10 @@ def test_a_second_token_of_a_row_is_not_another_token(tmp_path: Path) -> None:
     for other in paths[1:]:
         assert not bowline.compare(paths[0], other).pairs.renamed.size
         assert not bowline.compare(other, paths[0]).pairs.renamed.size
+
+
+def test_changes_over_the_range_of_float64_have_a_median(tmp_path: Path) -> None:
+    paths = [write(tmp_path / str(scale), {WTE: table().astype(np.float64) * scale}, GPT2) for scale in (1e-305, 1e305)]
+    report = bowline.compare(*paths)
+    assert "by 1e+302 % of their norm in the median and 1e+302 % at most" in render_comparison(report)
+    assert report.as_dict()["ends"][0]["median_relative_change"] == 1e300

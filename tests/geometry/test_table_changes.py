@@ -84,4 +84,4 @@ def test_changes_between_the_ends_of_float64_are_not_lost() -> None:
 
 def test_only_a_row_of_zeros_has_an_infinite_relative_change() -> None:
     changes = row_changes(np.array([[0.0], [1e-300]]), np.array([[1.0], [1e300]]))
-    assert changes.relative[0] == np.inf and changes.relative[1] == np.finfo(np.float64).max
+    assert changes.relative[0] == np.inf and changes.relative[1] == 1e300

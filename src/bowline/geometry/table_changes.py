@@ -14,6 +14,8 @@ from bowline.geometry.table_source import TableSource, as_source
 __all__ = ["RowChanges", "row_changes"]
 
 ENTRIES_AT_ONCE = 1 << 20
+LARGEST_RELATIVE = 1e300
+"""Larger quotients, which only float64 has, are cut, so that sums and percents of them are finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,7 @@ class RowChanges:
     """The change of each row from a to b, in the order of the pairs.
 
     distance: ||b - a||; NaN if a value of either row is NaN or infinite.
-    relative: ||b - a|| / ||a||; infinite only from a row of zeros to another, 0 between two rows of zeros.
+    relative: ||b - a|| / ||a||, at most 1e300; infinite from a row of zeros to another, 0 between two rows of zeros.
     cosine: cos(a, b), in [-1, 1]; NaN if either row is zero or not finite.
     same: whether the rows are equal, value by value; a NaN equals a NaN.
     """
@@ -102,6 +104,7 @@ def _measure(a: Floats, b: Floats, changes: RowChanges, part: slice) -> None:
         cosine = np.vecdot(a / before[:, None], b / after[:, None])
         beyond = finite & (before > 0) & ~(np.isfinite(relative) & np.isfinite(before + after))
         relative[beyond], cosine[beyond] = _measure_beyond(a[beyond], b[beyond])
+        relative = np.where(before > 0, np.minimum(relative, LARGEST_RELATIVE), relative)
         changes.relative[part] = np.where(finite, relative, np.nan)
         defined = finite & (before > 0) & (after > 0)
         changes.cosine[part] = np.where(defined, np.clip(cosine, -1.0, 1.0), np.nan)
@@ -117,7 +120,7 @@ def _measure_beyond(a: Floats, b: Floats) -> tuple[Floats, Floats]:
     distance = _norms(np.ldexp(b, -common) - np.ldexp(a, -common))
     relative = np.ldexp(distance / norms[0], (common - exponents[0])[:, 0])
     cosine = np.vecdot(*units) / (norms[0] * norms[1])
-    return np.minimum(relative, np.finfo(np.float64).max), cosine
+    return relative, cosine
 
 
 def _norms(rows: Floats) -> Floats:

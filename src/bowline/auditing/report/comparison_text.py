@@ -43,7 +43,9 @@ def change_summary(end: EndComparison) -> str:
 def _moved(relative: float, cosine: float) -> str:
     if np.isnan(relative):
         return "not finite on one side"
-    return f"{100 * relative:.3g} % of its norm, cosine {cosine:.4f}" if np.isfinite(relative) else "was zero"
+    if np.isinf(relative):
+        return "was zero"
+    return f"{100 * relative:.3g} % of its norm, {'is zero' if np.isnan(cosine) else f'cosine {cosine:.4f}'}"
 
 
 def _lines(report: ComparisonReport) -> Iterator[str]:
