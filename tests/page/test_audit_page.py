@@ -17,8 +17,11 @@ from bowline.auditing.report.scope import checked, not_checked
 from bowline.auditing.verdict import verdict
 from bowline.checkpoint import open_checkpoint
 from bowline.page import audit_page
+from bowline.page.panels.classes import classes_panel
+from bowline.page.row_list import RowClass, RowList
+from bowline.page.search_data import packed_search
 from bowline.wording import printable
-from tests.checkpoints import BART, GPT2, HEAD, OWN, T5, WTE, table, write
+from tests.checkpoints import GPT2, HEAD, OWN, T5, WTE, table, write
 from tests.page.checkpoints import HOSTILE_TOKENS, ROWS, broken, clean, hostile
 from tests.page.parsed import Node, Search, parsed
 
@@ -196,24 +199,16 @@ def test_norms_over_the_range_of_float64_are_in_the_search(tmp_path: Path) -> No
     assert norms[0] == 1 and norms[-1] == search.meta["levels"] and np.all(np.diff(norms) >= 0)
 
 
-def test_tables_with_more_classes_than_bits_keep_the_first(tmp_path: Path) -> None:
-    def odd(seed: int) -> np.ndarray:
-        rows = table(400, 16, seed=seed)
-        rows[:4], rows[4:8], rows[8:10], rows[20:23], rows[30:33] = 0, np.nan, rows[10:12], 100 * rows[20:23], 1e-4
-        return rows
-
-    names = ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", HEAD)
-    tensors = {name: odd(seed) for seed, name in enumerate(names)}
-    config = {**BART, "vocab_size": 400, "pad_token_id": 1, "eos_token_id": 2}
-    vocabulary = {"model": {"type": "BPE", "vocab": {f"t{row}": row for row in range(390)}}}
-    path = write(tmp_path / "a", tensors, config, files={"tokenizer": vocabulary})
-    page = parsed(page_of(path))
-    search = Search.of(page)
+def test_more_classes_than_bits_are_plotted_and_the_first_are_in_the_search() -> None:
+    ids = np.arange(40)
+    classes = tuple(RowClass(label=f"class {at}", meaning="", ids=ids[at : at + 1]) for at in range(40))
+    rows = RowList(ids=ids, total=40, texts=[""] * 40, classes=classes)
+    data, _ = packed_search(rows, [])
+    search = Search.of(parsed(data))
     bits = search.numbers("classes", 3)
-    classes = next(figure for figure in page.all("figure") if figure.one("h3").text == "Rows that stand out")
-    assert len(search.meta["classes"]) <= 24 and len(classes.one("tbody").all("tr")) >= len(search.meta["classes"])
-    for at, label in enumerate(search.meta["classes"]):
-        assert (bits >> at & 1).any(), label
+    assert search.meta["classes"] == [one.label for one in classes[:24]]
+    assert [int(row) for row in bits] == [*(1 << at for at in range(24)), *[0] * 16]
+    assert len(parsed(classes_panel(rows)).one("tbody").all("tr")) == 40
 
 
 # --- its search -------------------------------------------------------------------------------------------------------
