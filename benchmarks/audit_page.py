@@ -1,4 +1,4 @@
-"""What `bowline audit --html` costs beside the audit, and what finding neighbours costs beside torch.
+"""The cost of `bowline audit --html` beside the audit alone, and of finding neighbours beside torch.
 
 1. The neighbours of 4,096 rows among all of a table of 49,152 x 576: `closest_rows` beside torch's products and `topk`
    in blocks of the same size.

@@ -40,7 +40,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowPairs:
-    """Which rows of two vocabularies belong together.
+    """The pairs of rows of two vocabularies, and the rows without a partner.
 
     by: "id", or "token" where the tokenizers give a token different ids.
     before, after: the ids of each pair, in ascending order of `before`.
@@ -281,7 +281,7 @@ def _compare(
 
 
 def _patterns(before: Checkpoint, after: Checkpoint, evidence: Evidence) -> dict[str, str]:
-    """What the difference of each table looks like, if it looks like an operation."""
+    """The operation that each table's difference looks like, if it looks like one."""
     compared: tuple[TableComparison, ...] = compare_with_base(after, evidence.declaration, before, Progress()).tables
     return {
         table.tensor: str(table.difference)

@@ -15,7 +15,7 @@ __all__ = ["compare"]
 
 
 class ComparisonFormat(StrEnum):
-    """How a comparison is written."""
+    """The formats of a comparison."""
 
     FULL = "full"
     JSON = "json"

@@ -178,7 +178,7 @@ def _vocabulary(evidence: Evidence, checkpoint: Checkpoint, progress: Progress) 
 def _difference(
     evidence: Evidence, checkpoint: Checkpoint, views: list[TableView], rows: RowList
 ) -> tuple[list[Changes], list[Child]]:
-    """Where the two ends differ, row by row; nothing where they are one matrix or cannot be compared."""
+    """The differences of the two ends, row by row; none if they are one matrix or cannot be compared."""
     tie = evidence.main_tie
     if (
         tie is None

@@ -91,7 +91,7 @@ def _verdict(report: ComparisonReport, day: str) -> Html:
 
 
 def _difference(report: ComparisonReport) -> str:
-    """What differs, in one sentence: the end in which most rows moved, and the rows that came and went."""
+    """The difference in one sentence: the end in which most rows moved, and the rows that came and went."""
     most = max((end.moved.size for end in report.ends), default=0)
     compared = [name for end in report.ends if end.changes is not None for name in end.ends]
     every = all(end.changes is not None for end in report.ends) and not report.quantised

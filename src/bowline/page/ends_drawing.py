@@ -50,7 +50,7 @@ def stored_ends_drawing(evidence: Evidence, tie: TieEvidence) -> Html:
 
 
 def loader_table(evidence: Evidence, tie: TieEvidence) -> Html | None:
-    """What each loader makes of the tie; `None` where no loader is predicted."""
+    """A table of each loader's outcome for the tie; `None` if no loader is predicted."""
     ran, rows = loaders_run(), []
     for loader, targets in evidence.outcomes.items():
         outcome = targets.get(tie.tie.target)

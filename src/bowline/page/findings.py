@@ -29,7 +29,7 @@ def findings_list(findings: Sequence[Finding], location: str) -> Html:
 
 
 def findings_summary(findings: Sequence[Finding]) -> str:
-    """How many findings of each severity there are.
+    """The number of findings by severity.
 
     Example:
         >>> findings_summary([])

@@ -26,7 +26,7 @@ __all__ = [
 
 WIDTH, HEIGHT = 420, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 40
-"""Of a plot, in its own units: about one pixel each on a phone and on a desktop."""
+"""Size and margins of a plot in its own units: about one pixel each on a phone and on a desktop."""
 
 
 @dataclass(frozen=True, slots=True)

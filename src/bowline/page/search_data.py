@@ -48,7 +48,7 @@ class SearchTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Changes:
-    """How far each listed row differs, as ||b - a|| / ||a||: NaN where that is not defined."""
+    """The distance of each listed row, ||b - a|| / ||a||; NaN if it is not defined."""
 
     label: str
     relative: Floats

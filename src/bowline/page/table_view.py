@@ -29,7 +29,7 @@ MAPPED_ROWS = 1200
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableView:
-    """What a page shows of one table (V, D).
+    """The numbers that a page shows for one table (V, D).
 
     label, tensor: what the page calls it, and its name in the file.
     norms: of each row (V,), NaN where a row has a NaN or an infinity.

@@ -23,7 +23,7 @@ def render_comparison(report: ComparisonReport) -> str:
 
 
 def change_summary(end: EndComparison) -> str:
-    """How many rows of an end moved, how far, and what that looks like."""
+    """A phrase about one end: how many rows moved, how far, and what that looks like."""
     if end.changes is None:
         return f"not compared: {end.reason}"
     pairs, moved = end.pairs.before.size, end.moved

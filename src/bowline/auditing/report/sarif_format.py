@@ -93,7 +93,7 @@ def _with_help(message: str, help: str | None) -> str:
 
 
 def _what(rule: Rule) -> str:
-    """What the rule finds, from its page."""
+    """The part of the rule's page that says what it finds."""
     return " ".join(rule.page.partition("What: ")[2].partition("\n\n")[0].split()) or rule.summary
 
 

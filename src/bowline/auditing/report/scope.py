@@ -1,4 +1,4 @@
-"""What an audit checked and what it did not, and the command that repeats it: the same in a card and in a page."""
+"""Lists what an audit checked and did not check, and gives the command that repeats it, for cards and pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["audit_command", "checked", "not_checked"]
 
 
 def checked(evidence: Evidence) -> Iterator[str]:
-    """What the audit looked at, in phrases of Markdown."""
+    """The things that the audit checked, in phrases of Markdown."""
     architecture = evidence.declaration.architecture
     if evidence.declaration.inferred:
         named = f" of the class {code_span(architecture)}, which Bowline does not know" if architecture else ""
@@ -43,7 +43,7 @@ def checked(evidence: Evidence) -> Iterator[str]:
 
 
 def not_checked(evidence: Evidence) -> Iterator[str]:
-    """What it did not look at, in phrases of Markdown."""
+    """The things that it did not check, in phrases of Markdown."""
     if not evidence.values_read:
         yield "the values of any tensor, since the audit read headers only"
     elif evidence.main_tie is not None and evidence.main_tie.state is None:

@@ -46,7 +46,7 @@ def checked_charsmap(data: bytes, place: str) -> bytes:
 
 
 def _problems(units: npt.NDArray[Any], texts: int) -> Iterator[str]:
-    """What is wrong with a trie whose leaves point into this many bytes of texts."""
+    """The fault of a trie whose leaves point into this many bytes of texts."""
     seen = np.zeros(len(units), bool)
     leaves = np.zeros(0, np.int64)
     starts = _distances(units[:1].astype(np.int64))

@@ -66,7 +66,7 @@ class GGUFArchitecture:
     last_norm: str = "output_norm.weight"
     """The weights of the norm in front of the head."""
     notes: Callable[[Config], tuple[str, ...]] = lambda config: ()
-    """What the report says about a config that llama.cpp follows in part."""
+    """Sentences for the report about settings that llama.cpp follows in part."""
 
     def target(self, stored: str) -> str | None:
         """llama.cpp's name of a stored tensor; `None` if it has no use for it."""

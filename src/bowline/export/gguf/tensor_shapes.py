@@ -1,4 +1,4 @@
-"""Which tensors llama.cpp reads for a config, and their shapes; it loads no file with others."""
+"""The tensors that llama.cpp reads for a config, and their shapes; it refuses files with others."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LINKED = 12
 
 
 def classes_panel(rows: RowList) -> Html:
-    """Where in the vocabulary each class of rows is."""
+    """A plot of each class of rows over the ids of the vocabulary."""
     found = [one for one in rows.classes if one.ids.size]
     if not found:
         return panel("Rows that stand out", None, "No row is special, added, equal to another, or odd.", None)

@@ -1,4 +1,4 @@
-"""How far each row of one table is from its partner in another, by id, and the rows that are farthest."""
+"""Plots the distance of each row of one table from its partner in another, and lists the largest."""
 
 from __future__ import annotations
 
