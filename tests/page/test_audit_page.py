@@ -257,7 +257,7 @@ def test_a_vocabulary_that_does_not_fit_is_sampled_and_the_page_says_so(
     page = parsed(text)
     search = Search.of(page)
     limits = page.one("p", class_="limits").text
-    assert f"The page lists {search.meta['rows']} of the {ROWS} rows." in limits and f"30 of its {ROWS} rows" in limits
+    assert f"The page lists {search.meta['rows']} of the {ROWS} rows." in limits and f"30 of {ROWS} rows" in limits
     ids = np.cumsum(search.numbers("ids", 3))
     assert 90 < ids.size == len(search.texts) <= 100 and {0, 3, 7, ROWS - 1} <= set(ids.tolist())
     assert search.texts[ids.tolist().index(3)] == "\u2581word3"

@@ -171,7 +171,12 @@ def test_a_comparison_shows_both_sides_of_a_row(pages: dict[str, Path], chromium
         opened.page.locator("#matches a").first.click()
         opened.page.wait_for_selector("#entry h3")
         entry = opened.page.inner_text("#entry")
-        assert "embedding before" in entry and "head after" in entry and "25 % of the norm" in entry
+        assert (
+            "embedding and head before" in entry
+            and "embedding after" in entry
+            and "head after" in entry
+            and "25 % of the norm" in entry
+        )
 
 
 def test_a_pair_by_token_is_found_by_each_of_its_ids(tmp_path: Path, chromium: Any) -> None:

@@ -172,3 +172,27 @@ def test_two_vocabularies_stay_below_3_mb(rows: int, untied: bool, by: str, tmp_
         tokenizer = {"model": {"type": "BPE", "vocab": ids}}
         paths.append(write(tmp_path / name, tensors, config, files={"tokenizer": tokenizer}))
     assert len(text_of(*paths).encode()) < 3_000_000
+
+
+def test_a_matrix_of_both_ends_is_one_table(tmp_path: Path) -> None:
+    before = tied_gpt2(tmp_path / "a")
+    after = write(tmp_path / "b", {WTE: table(), HEAD: table(seed=1)}, {**GPT2, "tie_word_embeddings": False})
+    search = Search.of(page_of(before, after))
+    labels = [found["label"] for found in search.meta["tables"]]
+    assert labels == ["embedding and head before", "embedding after", "head after"]
+
+
+def test_a_row_that_moved_in_one_end_has_its_neighbours_in_every_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bowline.page.table_view.MOST_LOOKED_UP", 6)
+    head = table()
+    head[[11, 37]] *= 2
+    before = write(tmp_path / "a", {WTE: table(), HEAD: table()}, {**GPT2, "tie_word_embeddings": False})
+    after = write(tmp_path / "b", {WTE: table(), HEAD: head}, {**GPT2, "tie_word_embeddings": False})
+    page = page_of(before, after)
+    search = Search.of(page)
+    for number in range(4):
+        looked_up = np.cumsum(search.numbers(f"table{number}-looked-up", 3)).tolist()
+        assert {11, 37} <= set(looked_up) and len(looked_up) == 6
+    assert page.one("p", class_="limits").text.count("Neighbours are given for 6 of 64 rows") == 1

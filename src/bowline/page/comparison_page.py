@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
 import numpy as np
@@ -142,36 +143,50 @@ def _rows(report: ComparisonReport, before: Checkpoint, after: Checkpoint, progr
         reasons = reasons or ["no end is stored in both"]
         return None, element("p", f"No rows were compared: {'; '.join(reasons)}.")
     both = _Both(report)
-    moved = ends[0].pairs.before[ends[0].moved[:MOST_LOOKED_AT]]
-    partners = ends[0].pairs.after[ends[0].moved[:MOST_LOOKED_AT]]
     tables: list[SearchTable] = []
     panels: list[Child] = []
     changes: list[Changes] = []
     for end in ends:
         assert end.changes is not None
         name = joined(end.ends)
-        views = [
-            _view(before, end.before.name, f"{name} before", both.first, moved, both.most_looked_up, progress),
-            _view(after, end.after.name, f"{name} after", both.second, partners, both.most_looked_up, progress),
-        ]
-        tables += [
-            SearchTable(view=view, positions=places[: view.shape[0]])
-            for view, places in zip(views, (both.before, both.after), strict=True)
-        ]
         panels.append(moves_panel(f"How far rows moved: {name}", end.changes, end.pairs.before, both.first))
-        panels += [norm_panel(view, rows) for view, rows in zip(views, (both.first, both.second), strict=True)]
-        panels += [spectrum_panel(view) for view in views]
         changes.append(Changes(label=f"{name} moved by", relative=both.spread(end)))
+    for table in _tables(ends):
+        checkpoint, rows = (before, both.first) if table.side == "before" else (after, both.second)
+        places, moved = (both.before, both.moved[0]) if table.side == "before" else (both.after, both.moved[1])
+        view = _view(checkpoint, table, rows, moved, both.most_looked_up, progress)
+        tables.append(SearchTable(view=view, positions=places[: view.shape[0]]))
+        panels += [norm_panel(view, rows), spectrum_panel(view)]
     plots = element("div", panels, class_="panels")
     data, limits = packed_search(both.page, tables, changes, names=both.names, beside=len(plots))
     return data, [search_box(limits), plots]
 
 
-def _view(
-    checkpoint: Checkpoint, name: str, label: str, rows: RowList, first: Ids, most: int, progress: Progress
-) -> TableView:
-    source = CheckpointTable(checkpoint, checkpoint.tensors[name], progress)
-    return view_table(source, label=label, tensor=name, first=first, among=rows.ids, most=most)
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table of one side: a tied model's one matrix is that of both ends."""
+
+    side: str
+    tensor: str
+    ends: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{joined(self.ends)} {self.side}"
+
+
+def _tables(ends: Sequence[EndComparison]) -> list[_Table]:
+    """The tables of both sides, each once, with the ends that it serves."""
+    serves: dict[tuple[str, str], list[str]] = {}
+    for end in ends:
+        for side, tensor in (("before", end.before), ("after", end.after)):
+            serves.setdefault((side, tensor.name), []).extend(end.ends)
+    return [_Table(side, tensor, tuple(names)) for (side, tensor), names in serves.items()]
+
+
+def _view(checkpoint: Checkpoint, table: _Table, rows: RowList, first: Ids, most: int, progress: Progress) -> TableView:
+    source = CheckpointTable(checkpoint, checkpoint.tensors[table.tensor], progress)
+    return view_table(source, label=table.label, tensor=table.tensor, first=first, among=rows.ids, most=most)
 
 
 class _Both:
@@ -179,19 +194,21 @@ class _Both:
 
     page: the rows that the page lists, all or some. before, after: the place in it of each row of one vocabulary, -1
     for a row that is not listed. first, second: the same rows as the plots of one vocabulary need them.
-    most_looked_up: the rows of each table whose neighbours fit the page.
+    moved: the rows of each side that moved most in any end. most_looked_up: the rows of each table whose neighbours fit
+    the page.
     """
 
     def __init__(self, report: ComparisonReport) -> None:
         pairs = report.pairs
         self._pairs = pairs
         count, gone, new = pairs.before.size, pairs.only_before.size, pairs.only_after.size
-        moved = [self._places(end)[end.moved[:MOST_LOOKED_AT]] for end in report.ends if end.changes is not None]
-        tables = 2 * len(moved)
-        row_cost = VALUE_COST * (tables + len(moved)) + (NAME_COST if pairs.by == "token" else 0)
-        listed = listed_rows(
-            count + gone + new, np.concatenate([np.empty(0, np.int64), *moved]), int(ROW_ROOM / row_cost)
-        )
+        compared = [end for end in report.ends if end.changes is not None]
+        places_moved = [self._places(end)[end.moved[:MOST_LOOKED_AT]] for end in compared]
+        moved = np.concatenate([np.empty(0, np.int64), *places_moved])
+        self.moved = pairs.before[moved], pairs.after[moved]
+        tables = len(_tables(compared))
+        row_cost = VALUE_COST * (tables + len(compared)) + (NAME_COST if pairs.by == "token" else 0)
+        listed = listed_rows(count + gone + new, moved, int(ROW_ROOM / row_cost))
         self.most_looked_up = int((ROOM - listed.size * row_cost) / NEIGHBOURS_COST / tables)
         ids = (
             np.concatenate([pairs.before, pairs.only_before, np.full(new, -1)]),

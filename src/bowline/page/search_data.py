@@ -18,6 +18,7 @@ import numpy.typing as npt
 from bowline.page.elements import Html
 from bowline.page.row_list import LONGEST_TEXT, RowList
 from bowline.page.table_view import TableView
+from bowline.wording import joined
 
 __all__ = ["Changes", "SearchTable", "packed_search"]
 
@@ -135,13 +136,16 @@ def packed_search(
 def _limits(rows: RowList, tables: Sequence[SearchTable], *, fine: bool) -> Iterator[str]:
     if rows.ids.size < rows.total:
         yield f"The page lists {rows.ids.size:,} of the {rows.total:,} rows."
-    for table in tables:
-        view = table.view
-        if view.looked_up.size < (view.norms > 0).sum():
-            yield (
-                f"Neighbours in {view.label} are given for {view.looked_up.size:,} of its {view.shape[0]:,} rows: "
-                "those that stand out, and others spread over the ids. They are the nearest of all rows."
-            )
+    sampled = [table.view for table in tables if table.view.looked_up.size < (table.view.norms > 0).sum()]
+    if sampled:
+        counts: dict[str, list[str]] = {}
+        for view in sampled:
+            counts.setdefault(f"{view.looked_up.size:,} of {view.shape[0]:,} rows", []).append(view.label)
+        where = [f"{count} ({joined(labels)})" if len(counts) > 1 else count for count, labels in counts.items()]
+        yield (
+            f"Neighbours are given for {joined(where)}: those that stand out, and others spread over the ids. They are "
+            "the nearest of all rows."
+        )
     if not fine:
         yield "Norms in the search have two digits."
 
