@@ -448,11 +448,18 @@ def missing(output: Output) -> str | None:
 
 
 def write(output: Output, source: Path, place: Path) -> dict[str, Any]:
-    """Write an output in the environment of its tool; returns the facts that the tool gives."""
+    """Write an output in the environment of its tool; returns the facts that the tool gives.
+
+    Some tools leave logs in the working directory, so they run in that of the output.
+    """
     python, beside = TOOLS[output.tool]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(beside or "")}
-    command = [str(python), "-m", "tools.output_writers", output.writer, str(source), str(place)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, errors="replace")
+    paths = [str(path) for path in (ROOT.absolute(), beside and beside.absolute()) if path]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [str(python.absolute()), "-m", "tools.output_writers", output.writer]
+    command += [str(source.absolute()), str(place.absolute())]
+    done = subprocess.run(
+        command, cwd=place.absolute().parent, env=environment, capture_output=True, text=True, errors="replace"
+    )
     if done.returncode:
         raise RuntimeError(f"{output.name}: {done.stderr[-2000:]}")
     facts: dict[str, Any] = json.loads(place.with_suffix(".json").read_text())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bowline.geometry.table_source import as_source
+from bowline.page.panels.eigenvalues import spectrum_panel
 from bowline.page.table_view import TableView, view_table
 from tests.checkpoints import table
 
@@ -97,3 +98,11 @@ def test_rows_without_a_direction_are_in_no_plot(values: npt.NDArray[np.float32]
     assert np.isin(found.neighbours, [-1, *usable]).all()
     assert ((found.neighbours >= 0) == np.isfinite(found.cosines)).all()
     assert (found.neighbours != found.looked_up[:, None]).all()
+
+
+def test_a_sample_that_does_not_show_the_spectrum_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bowline.page.table_view.MOST_LOOKED_UP", 64)
+    found = view(table(7000, 3000))
+    assert found.eigenvalues is None and found.sampled_rows is not None
+    said = f"Left out: the {found.sampled_rows:,} rows of 3,000 that were read do not show it."
+    assert said in spectrum_panel(found)

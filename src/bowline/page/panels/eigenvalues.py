@@ -17,11 +17,12 @@ DRAWN = 300
 TABLED = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
-def spectrum_panel(view: TableView) -> Html | None:
-    """The spectrum of a table; `None` where the rows that were read do not show it."""
-    values = view.eigenvalues
+def spectrum_panel(view: TableView) -> Html:
+    """The spectrum of a table; a sentence in its place if the rows that were read do not show it."""
+    values, title = view.eigenvalues, f"Spectrum: {view.label}"
     if values is None:
-        return None
+        read = f"{view.sampled_rows or view.shape[0]:,} rows of {view.shape[1]:,}"
+        return panel(title, None, f"Left out: the {read} that were read do not show it.", None)
     shown = values[values > LEAST]
     y = logarithmic(max(LEAST, float(shown.min())), max(1.0, float(shown.max())))
     x = linear(1, values.size)
@@ -48,4 +49,4 @@ def spectrum_panel(view: TableView) -> Html | None:
     table = data_table(
         f"Eigenvalues in units of their mean: {view.label}", ("direction", "eigenvalue"), dict(rows).items()
     )
-    return panel(f"Spectrum: {view.label}", drawing, note, table)
+    return panel(title, drawing, note, table)
