@@ -65,6 +65,6 @@ def test_the_verdict_on_a_real_adapter_is_what_its_merge_computes(
         except TieError:
             ours = merge_lora(loaded, on_tie="untie")
         merged = ours(ids).logits
-    peft, bowline = report.evidence.merges
+    peft, bowline, _ = report.evidence.merges
     assert (float((plain - expected).abs().max()) < CLOSE) is peft.exact
     assert (float((merged - expected).abs().max()) < CLOSE) is bowline.exact
