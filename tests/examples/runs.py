@@ -21,7 +21,6 @@ __all__ = [
     "largest_difference",
     "losses",
     "losses_in",
-    "share_farther",
     "tensors",
     "together",
     "write_model",
@@ -69,14 +68,6 @@ def largest_difference(one: Path, other: Path) -> float:
     first, second = tensors(one), tensors(other)
     assert first.keys() == second.keys()
     return max(float((first[name] - second[name]).abs().max()) for name in first)
-
-
-def share_farther(one: Path, other: Path, distance: float) -> float:
-    """The share of all parameters that differ by more than `distance` between two checkpoints of the same tensors."""
-    first, second = tensors(one), tensors(other)
-    assert first.keys() == second.keys()
-    farther = sum(int(((first[name] - second[name]).abs() > distance).sum()) for name in first)
-    return farther / sum(tensor.numel() for tensor in first.values())
 
 
 def write_model(place: Path) -> None:
