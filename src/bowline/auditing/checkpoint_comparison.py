@@ -125,13 +125,13 @@ class ComparisonReport:
 
     @property
     def equal(self) -> bool:
-        """Whether every row of both vocabularies has an equal partner in each end, and both ends are stored alike."""
+        """True if every row of both vocabularies has an equal partner in each end, and both ends are stored alike."""
         compared = all(end.changes is not None for end in self.ends)
         return bool(self.ends) and compared and not self.quantised and not self.different
 
     @property
     def different(self) -> bool:
-        """Whether a difference was found. It is open where this and `equal` are both false: not all was compared."""
+        """True if a difference was found. If `equal` is false too, not everything was compared."""
         states = [
             tie.state if tie is not None else None
             for tie in (self.before.evidence.main_tie, self.after.evidence.main_tie)

@@ -22,7 +22,7 @@ __all__ = ["is_own_table", "with_float_tables"]
 
 MAKER = "bowline.quantize_tied"
 CODES = ("._weight_qdata", ".table.values")
-"""How the name of a table's codes ends: torchao's layout, and that of `quantize_tied`."""
+"""Endings of the names of a table's codes: in torchao's layout, and in that of `quantize_tied`."""
 
 
 class _Dequantised(Content):
